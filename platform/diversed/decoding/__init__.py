@@ -1,0 +1,21 @@
+"""The speculative engine: slot cache, roles, loop, cost model. Knows no Ray."""
+
+from diversed.decoding.engine import Engine, build_engine
+from diversed.decoding.records import Generation, Request
+from diversed.decoding.roles import Drafter, DraftInput, LocalDrafter, LocalTarget, Proposal, Sampling, Target, VerifyInput, Weigh
+
+__all__ = [
+    "DraftInput",
+    "Drafter",
+    "Engine",
+    "Generation",
+    "LocalDrafter",
+    "LocalTarget",
+    "Proposal",
+    "Request",
+    "Sampling",
+    "Target",
+    "VerifyInput",
+    "Weigh",
+    "build_engine",
+]

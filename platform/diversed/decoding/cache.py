@@ -1,0 +1,145 @@
+"""A ragged slot cache: rows of one batch at different lengths in one transformers cache.
+
+Each row of a batch owns a preallocated slot. A forward writes its keys and values at each row's own positions, so rows
+may accept different numbers of drafted tokens; rolling a row back is using a smaller start at the next forward: nothing
+is cropped, copied or recomputed. What lies past a row's position is never visible (the mask ends there) and is
+overwritten later, so right padding needs no care.
+
+Shapes: B rows of a forward, N new tokens per row, L visible length, S slots, H heads, E head size.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import PreTrainedModel
+
+__all__ = ["SlotCache", "SlotModel"]
+
+PREFILL_CHUNK = 512  # tokens per row and forward while a prompt is read: bounds the memory of masks and activations
+
+
+class _SlotLayer(CacheLayerMixin):
+    """Keys and values of one layer, [S, H, capacity, E]."""
+
+    def __init__(self, owner: "SlotCache") -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        shape = (self.owner.slots, key_states.shape[1], self.owner.capacity)
+        self.keys = key_states.new_zeros(*shape, key_states.shape[-1])
+        self.values = value_states.new_zeros(*shape, value_states.shape[-1])
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        owner = self.owner
+        keys, values = self.keys[owner.rows], self.values[owner.rows]
+        index_B1N1 = owner.positions_BN[:, None, :, None]
+        keys.scatter_(2, index_B1N1.expand_as(key_states), key_states)
+        values.scatter_(2, index_B1N1.expand_as(value_states), value_states)
+        return keys[:, :, : owner.visible], values[:, :, : owner.visible]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.visible, 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are explicit; nothing may be derived from a common length
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.24
+
+
+class SlotCache(Cache):
+    """One model's slots. `reserve` sizes it, `point` aims the next forward, `move` carries a row to another slot."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.slots = 0
+        self.capacity = 0
+        self.rows = slice(0, 0)
+        self.positions_BN = torch.zeros(0, 0, dtype=torch.long)
+        self.visible = 0
+        super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        """Room for at least `slots` rows of `capacity` positions; what rows hold is kept. Growing copies, so the
+        capacity at least doubles."""
+        if slots <= self.slots and capacity <= self.capacity:
+            return
+        kept_slots, kept_capacity = self.slots, self.capacity
+        self.slots = max(slots, self.slots)
+        self.capacity = self.capacity if capacity <= self.capacity else max(capacity, 2 * self.capacity)
+        for layer in self.layers:
+            if layer.is_initialized:
+                keys, values = layer.keys, layer.values
+                layer.lazy_initialization(keys, values)
+                layer.keys[:kept_slots, :, :kept_capacity] = keys
+                layer.values[:kept_slots, :, :kept_capacity] = values
+
+    def point(self, rows: slice, positions_BN: Tensor, visible: int) -> None:
+        """The next forward serves `rows`, writes at `positions_BN` and sees the first `visible` positions."""
+        self.rows, self.positions_BN, self.visible = rows, positions_BN, visible
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        """Copy the first `length` positions of a row to another slot."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys[destination, :, :length] = layer.keys[source, :, :length]
+                layer.values[destination, :, :length] = layer.values[source, :, :length]
+
+
+class SlotModel:
+    """A transformers causal LM over a slot cache."""
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.device = model.device
+        self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
+        parameters = inspect.signature(model.forward).parameters
+        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
+
+    @torch.inference_mode()
+    def forward(
+        self, rows: slice, tokens_BN: Tensor, starts_B: Tensor, hidden: bool = False, keep: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Feed `tokens_BN` (CPU) to `rows` at positions `starts_B` (CPU) and following.
+
+        Returns logits [B, N, V] sliced to the shared vocabulary and, if asked for, the vectors that feed the LM head,
+        [B, N, D] float32. `keep` > 0 computes them for the last `keep` tokens only.
+        """
+        N = tokens_BN.shape[1]
+        visible = int(starts_B.max()) + N
+        positions_BN = (starts_B[:, None] + torch.arange(N)).to(self.device)
+        mask_B1NL = (torch.arange(visible, device=self.device) <= positions_BN[..., None])[:, None]
+        self.cache.point(rows, positions_BN, visible)
+        captured: list[Tensor] = []
+        handle = None
+        if hidden:  # the LM head's input is the features' definition, whatever a model does around it
+            head = self.model.get_output_embeddings()
+            handle = head.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
+        try:
+            output = self.model(
+                input_ids=tokens_BN.to(self.device),
+                attention_mask=mask_B1NL,
+                position_ids=positions_BN,
+                use_cache=True,
+                logits_to_keep=keep,
+                **{self._cache_argument: self.cache},
+            )
+        finally:
+            if handle is not None:
+                handle.remove()
+        return output.logits[..., : self.vocab_size], captured[0].float() if captured else None
+
+    def prefill(self, rows: slice, tokens_BK: Tensor) -> None:
+        """Read prompts (right padded, CPU) into `rows` from position 0."""
+        for start in range(0, tokens_BK.shape[1], PREFILL_CHUNK):
+            chunk_BK = tokens_BK[:, start : start + PREFILL_CHUNK]
+            self.forward(rows, chunk_BK, torch.full((len(chunk_BK),), start), keep=1)

@@ -1,0 +1,202 @@
+"""The two roles of speculative decoding, and the messages between them and the loop.
+
+`Drafter` proposes, `Target` scores and judges. The loop (`engine.py`) sees only the protocols: what `propose` returns is
+handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and nothing
+else; lengths, tokens and noise live in the loop and come with each call.
+
+Shapes: B active rows (slots 0..B-1), K tokens the drafter has not read yet, N drafted tokens, M = N + 1, V vocabulary,
+D hidden size. Messages are CPU tensors.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import PreTrainedModel
+
+from diversed.decoding.cache import SlotModel
+from diversed.verification import Rule, Verdict, draw, sampling_law, verify
+
+__all__ = ["DraftInput", "Drafter", "LocalDrafter", "LocalTarget", "Proposal", "Sampling", "Target", "VerifyInput", "Weigh"]
+
+Weigh = Callable[[Tensor], Tensor]  # features [..., D_draft + D_target] float32 -> w [...] in (0, 1)
+
+
+@dataclass(slots=True)
+class Sampling:
+    """The sampling law of each row; None where no row needs it."""
+
+    temperature_B: Tensor
+    top_k_B: Tensor | None = None
+    top_p_B: Tensor | None = None
+    greedy_B: Tensor | None = None
+
+    def law(self, logits_BNV: Tensor) -> Tensor:
+        return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B)
+
+    def to(self, device: torch.device) -> "Sampling":
+        fields = (getattr(self, name) for name in self.__slots__)
+        return Sampling(*(None if value is None else value.to(device) for value in fields))  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class DraftInput:
+    """Draft up to `limit_B` tokens per row after reading `counts_B` of `tokens_BK` at positions `starts_B`."""
+
+    tokens_BK: Tensor
+    counts_B: Tensor
+    starts_B: Tensor
+    limit_B: Tensor
+    u_BN: Tensor
+    sampling: Sampling
+
+
+@dataclass(slots=True)
+class Proposal:
+    """Drafted tokens with the laws they were drawn from (on the drafter's device)."""
+
+    tokens_BN: Tensor
+    drafted_B: Tensor  # valid tokens per row: at most its limit, none after an EOS
+    q_BNV: Tensor
+    hidden_BND: Tensor | None
+
+    def to(self, device: torch.device) -> "Proposal":
+        fields = (getattr(self, name) for name in self.__slots__)
+        return Proposal(*(None if value is None else value.to(device) for value in fields))  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class VerifyInput:
+    """Judge a proposal that continues `last_B`, the token at position `starts_B`."""
+
+    last_B: Tensor
+    starts_B: Tensor
+    coins_BN: Tensor
+    u_BM: Tensor
+    sampling: Sampling
+
+
+class Drafter(Protocol):
+    def reserve(self, slots: int, capacity: int) -> None: ...
+    def prefill(self, rows: slice, tokens_BK: Tensor) -> None: ...
+    def propose(self, block: DraftInput) -> Any: ...
+    def move(self, source: int, destination: int, length: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class Target(Protocol):
+    def reserve(self, slots: int, capacity: int) -> None: ...
+    def prefill(self, rows: slice, tokens_BK: Tensor) -> None: ...
+    def verify(self, block: VerifyInput, proposal: Any) -> tuple[Verdict, Tensor | None]: ...
+    def move(self, source: int, destination: int, length: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class _LocalRole:
+    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
+        self.slots = SlotModel(model, vocab_size)
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        self.slots.cache.reserve(slots, capacity)
+
+    def prefill(self, rows: slice, tokens_BK: Tensor) -> None:
+        self.slots.prefill(rows, tokens_BK)
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        self.slots.cache.move(source, destination, length)
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+
+class LocalDrafter(_LocalRole):
+    """The draft model in this process. `hidden`: also return the vectors that feed its LM head."""
+
+    def __init__(self, model: PreTrainedModel, vocab_size: int, eos_ids: tuple[int, ...], hidden: bool) -> None:
+        super().__init__(model, vocab_size)
+        self.eos_E = torch.tensor(eos_ids, device=self.slots.device)
+        self.hidden = hidden
+
+    @torch.inference_mode()
+    def propose(self, block: DraftInput) -> Proposal:
+        device = self.slots.device
+        rows = slice(0, len(block.counts_B))
+        sampling, u_BN, limit_B = block.sampling.to(device), block.u_BN.to(device), block.limit_B.to(device)
+        N = int(block.limit_B.max())
+        ended_B = limit_B <= 0
+        drafted_B = torch.zeros_like(limit_B)
+        tokens, laws, hiddens = [], [], []
+        feed_BK, starts_B = block.tokens_BK, block.starts_B
+        last_BK = (block.counts_B - 1)[:, None]  # a row's newest token; what follows it is padding
+        for i in range(N):
+            logits_BKV, hidden_BKD = self.slots.forward(rows, feed_BK, starts_B, hidden=self.hidden)
+            if i == 0 and feed_BK.shape[1] > 1:
+                logits_BKV = _pick(logits_BKV, last_BK)
+                hidden_BKD = None if hidden_BKD is None else _pick(hidden_BKD, last_BK)
+            q_B1V = sampling.law(logits_BKV)
+            x_B = draw(q_B1V[:, 0], u_BN[:, i])
+            if sampling.greedy_B is not None:
+                x_B = torch.where(sampling.greedy_B, q_B1V[:, 0].argmax(-1), x_B)
+            tokens.append(x_B)
+            laws.append(q_B1V)
+            if hidden_BKD is not None:
+                hiddens.append(hidden_BKD)
+            drafted_B = drafted_B + ~ended_B
+            ended_B = ended_B | torch.isin(x_B, self.eos_E) | (drafted_B >= limit_B)
+            if bool(ended_B.all()):
+                break
+            starts_B = block.starts_B + block.counts_B + i
+            feed_BK = x_B[:, None].cpu()
+        return Proposal(torch.stack(tokens, 1), drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None)
+
+
+class LocalTarget(_LocalRole):
+    """The target model and the rule in this process. `weigh` gives w where the rule's weight is learned; `collect`
+    returns the features of each position."""
+
+    def __init__(
+        self, model: PreTrainedModel, vocab_size: int, rule: Rule, weigh: Weigh | None, collect: bool
+    ) -> None:
+        super().__init__(model, vocab_size)
+        self.rule, self.weigh, self.collect = rule, weigh, collect
+
+    @torch.inference_mode()
+    def verify(self, block: VerifyInput, proposal: Proposal | None) -> tuple[Verdict, Tensor | None]:
+        """`proposal` None is one autoregressive step."""
+        device = self.slots.device
+        B = len(block.last_B)
+        sampling = block.sampling.to(device)
+        feed_BM = block.last_B[:, None]
+        if proposal is not None:
+            proposal = proposal.to(device)
+            feed_BM = torch.cat([feed_BM, proposal.tokens_BN.cpu()], 1)
+        N = feed_BM.shape[1] - 1
+        wants_hidden = self.collect or (self.weigh is not None and proposal is not None)
+        logits_BMV, hidden_BMD = self.slots.forward(slice(0, B), feed_BM, block.starts_B, hidden=wants_hidden)
+        p_BMV = sampling.law(logits_BMV)
+        features_BMD = None
+        if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
+            features_BMD = torch.cat([torch.nn.functional.pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)
+        w_BN: Tensor | float = 1.0 if self.rule.weight is None else self.rule.weight
+        if self.rule.weight is None and features_BMD is not None and self.weigh is not None:
+            w_BN = self.weigh(features_BMD[:, :N])
+        verdict = verify(
+            p_BMV,
+            p_BMV[:, :0] if proposal is None else proposal.q_BNV,
+            feed_BM[:, 1:].to(device),
+            torch.zeros(B, dtype=torch.long, device=device) if proposal is None else proposal.drafted_B,
+            w_BN,
+            block.coins_BN[:, :N].to(device),
+            block.u_BM[:, : N + 1].to(device),
+            sampling.greedy_B,
+            self.rule.cap,
+        )
+        return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
+
+
+def _pick(values_BKX: Tensor, index_B1: Tensor) -> Tensor:
+    """The column `index` of each row, [B, 1, X]."""
+    index_B1X = index_B1.to(values_BKX.device)[..., None].expand(-1, 1, values_BKX.shape[-1])
+    return values_BKX.gather(1, index_B1X)

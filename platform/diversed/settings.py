@@ -1,0 +1,371 @@
+"""The one settings schema: CLI flags, environment, YAML, Serve arguments, MLflow params and `run.yaml` all come from it.
+
+Precedence: flag > environment (`DIVERSED_TRAIN__LEARNING_RATE`) > `--config FILE.yaml` > the task's preset
+(`diversed/presets/<task>.yaml`) > default.
+"""
+
+import math
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from importlib import resources
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from diversed.errors import ConfigError
+
+__all__ = [
+    "DType",
+    "DecodeSettings",
+    "EvaluateSettings",
+    "Method",
+    "PairSettings",
+    "Placement",
+    "SearchSettings",
+    "ServeSettings",
+    "Settings",
+    "TaskSettings",
+    "TrackingSettings",
+    "TrainSettings",
+    "VerifierSettings",
+    "flatten",
+    "load_settings",
+]
+
+
+class Method(StrEnum):
+    """How a drafted token is judged. The one list of methods; rules live in `diversed.verification`."""
+
+    AUTOREGRESSIVE = "autoregressive"
+    DRAFT_ONLY = "draft-only"
+    STRICT = "strict"
+    STATIC = "static"
+    DIVERSED = "diversed"
+
+
+class Placement(StrEnum):
+    """Where the two models run."""
+
+    IN_PROCESS = "in-process"
+    ACTORS = "actors"
+
+
+class DType(StrEnum):
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class Group(BaseModel):
+    """A block of settings: unknown names are refused, instances are values."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class PairSettings(Group):
+    """A target and a draft that share one vocabulary."""
+
+    name: str = Field("arithmetic", description="built-in pair (arithmetic, smollm2), or a label for --pair.target/--pair.draft")
+    target: str | None = Field(None, description="target model: hub id, local folder or .gguf file")
+    draft: str | None = Field(None, description="draft model: hub id, local folder or .gguf file")
+    dtype: DType = Field(DType.FLOAT32, description="weights and activations; probabilities are always float32")
+    device: str = Field("auto", description="auto (CUDA if there is one), cpu, cuda or cuda:N")
+    threads: int = Field(1, ge=1, description="CPU threads of a process that runs models")
+    placement: Placement = Field(Placement.IN_PROCESS, description="both models in this process, or each in a Ray actor")
+    cache_dir: Path = Field(Path("~/.cache/diversed"), description="where converted weights are kept")
+    draft_layers: int = Field(26, ge=1, description="smollm2 only: how many of the target's layers its untrained draft keeps")
+
+    @model_validator(mode="after")
+    def _both_or_neither(self) -> "PairSettings":
+        if (self.target is None) != (self.draft is None):
+            raise ValueError("give both pair.target and pair.draft, or neither")
+        return self
+
+
+class TaskSettings(Group):
+    """Prompts, reward and metric; the names and sizes of the splits."""
+
+    name: str = Field("arithmetic", description="arithmetic, gsm8k or cnndm")
+    data: str | None = Field(None, description="a local .jsonl file or a hub data set id; arithmetic needs none")
+    config: str | None = Field(None, description="configuration name of a hub data set")
+    train_split: str = Field("train", description="hub split that training and validation prompts come from")
+    test_split: str = Field("test", description="hub split that test prompts come from")
+    train_size: int = Field(400, ge=1, description="training prompts")
+    validation_size: int = Field(200, ge=1, description="prompts on which a search compares its trials")
+    test_size: int = Field(1000, ge=1, description="prompts of the final evaluation")
+    chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
+    max_prompt_words: int = Field(400, ge=1, description="an article is cut to this many words, the cue never")
+    max_new_tokens: int = Field(128, ge=1, description="exact bound on generated tokens")
+
+
+class DecodeSettings(Group):
+    """One generation: the rule, its parameters and the sampling law."""
+
+    method: Method = Field(Method.DIVERSED, description="how drafted tokens are judged")
+    draft_length: int = Field(5, ge=1, le=32, description="tokens drafted per round, N")
+    weight: float = Field(0.5, ge=0, le=1, description="weight w on the target (static ensemble)")
+    cap: float = Field(math.inf, ge=1, description="overshoot cap c of the ensemble family: out <= c*p; inf is off")
+    temperature: float = Field(1.0, ge=0, description="0 is greedy: mixture-argmax")
+    top_k: int = Field(0, ge=0, description="keep the k likeliest tokens on both sides; 0 is off")
+    top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set of this mass on both sides; 1 is off")
+    batch_size: int = Field(16, ge=1, description="rows decoded together")
+
+
+class VerifierSettings(Group):
+    """The ensemble head."""
+
+    initial_weight: float = Field(0.5, gt=0, lt=1, description="w0: the weight on the target before training")
+    checkpoint: str | None = Field(None, description="a verifier folder, or models:/NAME@ALIAS")
+
+
+class TrainSettings(Group):
+    """REINFORCE++ on the head (paper, section 4)."""
+
+    lam: float = Field(0.1, ge=0, description="lambda: reward per unit of mean acceptance")
+    learning_rate: float = Field(5e-4, gt=0, description="AdamW's peak rate")
+    epochs: int = Field(2, ge=1, description="passes over the training prompts, each with fresh rollouts")
+    prompts_per_update: int = Field(8, ge=1, description="prompts per optimiser batch")
+    rollouts: int = Field(4, ge=2, description="samples per prompt, K")
+    passes: int = Field(1, ge=1, description="optimiser steps per batch of rollouts; above 1 the ratio is clipped")
+    clip_ratio: float = Field(0.2, gt=0, lt=1, description="clip of the importance ratio when passes > 1")
+    clip_norm: float = Field(5.0, gt=0, description="bound on the gradient's norm")
+    warmup: int = Field(10, ge=0, description="warm-up updates before the cosine")
+    temperature: float = Field(1.0, gt=0, description="temperature of the rollouts; never greedy")
+    batch_size: int = Field(64, ge=1, description="rows of a rollout batch decoded together")
+
+
+class SearchSettings(Group):
+    """Ray Tune over the space named here (`tune_spaces/`)."""
+
+    space: str = Field("default", description="module in tune_spaces that defines the space")
+    trials: int = Field(6, ge=1, description="samples drawn from the space")
+    concurrent: int = Field(2, ge=1, description="trials running at once")
+    grace_period: int = Field(1, ge=1, description="epochs before ASHA may stop a trial")
+    reduction_factor: int = Field(3, ge=2, description="ASHA keeps one in this many")
+
+
+class EvaluateSettings(Group):
+    """What is compared, on how much, and what counts as equal quality."""
+
+    static_weights: list[float] = Field([0.9, 0.7, 0.5, 0.3, 0.15], description="grid of the static ensemble")
+    margin: float = Field(0.05, gt=0, description="non-inferiority margin in quality against strict, in units of the metric")
+    loop_margin: float = Field(0.02, ge=0, description="more looping or empty outputs than strict by this share: infeasible")
+    speed_prompts: int = Field(24, ge=2, description="prompts of the speed measurement, batch 1")
+    speed_repeats: int = Field(3, ge=1, description="interleaved repetitions of the speed measurement")
+    resamples: int = Field(2000, ge=100, description="bootstrap resamples")
+
+
+class ServeSettings(Group):
+    """The OpenAI-compatible endpoint."""
+
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65535, description="port; 0 takes a free one and prints it")
+    app_name: str = Field("diversed", description="Serve application name")
+    route_prefix: str = Field("/", description="path prefix of the application")
+
+
+class TrackingSettings(Group):
+    """MLflow."""
+
+    uri: str | None = Field(None, description="tracking URI; default sqlite in the output folder")
+    experiment: str | None = Field(None, description="experiment; default diversed/<task>")
+
+
+# What people type most. The schema's own names are always accepted too.
+SHORTHANDS = {
+    "--pair": "--pair.name",
+    "--task": "--task.name",
+    "--data": "--task.data",
+    "--method": "--decode.method",
+    "--draft-length": "--decode.draft-length",
+    "--temperature": "--decode.temperature",
+    "--lambda": "--train.lam",
+    "--lr": "--train.learning-rate",
+    "--trials": "--search.trials",
+    "--verifier-checkpoint": "--verifier.checkpoint",
+}
+
+
+class Settings(BaseSettings):
+    """All settings of a run."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        validate_default=True,
+        env_prefix="DIVERSED_",
+        env_nested_delimiter="__",
+        nested_model_default_partial_update=True,
+    )
+    layers: ClassVar[list[PydanticBaseSettingsSource]] = []
+
+    seed: int = Field(0, ge=0, description="root seed; all randomness derives from it")
+    output: Path = Field(Path("~/.diversed"), description="folder of runs, checkpoints, figures and the default MLflow store")
+    resume: bool = Field(True, description="take up an interrupted run with the same settings")
+    pair: PairSettings = PairSettings()
+    task: TaskSettings = TaskSettings()
+    decode: DecodeSettings = DecodeSettings()
+    verifier: VerifierSettings = VerifierSettings()
+    train: TrainSettings = TrainSettings()
+    search: SearchSettings = SearchSettings()
+    evaluate: EvaluateSettings = EvaluateSettings()
+    serve: ServeSettings = ServeSettings()
+    tracking: TrackingSettings = TrackingSettings()
+
+    @field_validator("output")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        return value.expanduser().absolute()  # a Ray job's working directory is thrown away
+
+    @property
+    def label(self) -> str:
+        """`<pair>-<task>`: names runs, experiments and the registered model."""
+        return f"{self.pair.name}-{self.task.name}"
+
+    @property
+    def registered_model(self) -> str:
+        return f"diversed-{self.label}"
+
+    @property
+    def tracking_uri(self) -> str:
+        return self.tracking.uri or f"sqlite:///{self.output / 'mlflow.db'}"
+
+    @property
+    def experiment(self) -> str:
+        return self.tracking.experiment or f"diversed/{self.task.name}"
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON/YAML values, readable back by `Settings(**record)`."""
+        return self.model_dump(mode="json")
+
+    def updated(self, changes: Mapping[str, Any]) -> "Settings":
+        """A validated copy with dotted names changed, e.g. `{"decode.draft_length": 7}`."""
+        record = self.record()
+        for name, value in changes.items():
+            *parents, leaf = name.split(".")
+            group = record
+            for parent in parents:
+                group = group[parent]
+            group[leaf] = value
+        return from_record(record)
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)  # `Settings(...)` in code is exactly its arguments; `load_settings` adds the layers
+
+
+class _Layered(Settings):
+    """`Settings` read from the outside; kept apart so that a plain `Settings()` never depends on the environment."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource, *_: Any, **__: Any
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return tuple(cls.layers)
+
+
+def from_record(record: Mapping[str, Any]) -> Settings:
+    """Validated settings from plain values (a `run.yaml`, Serve arguments); ConfigError names the first bad field."""
+    try:
+        return Settings(**dict(record))
+    except ValidationError as error:
+        _refuse(error)
+
+
+def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted names of a nested record, as MLflow params want them."""
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        flat.update(flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value})
+    return flat
+
+
+def load_settings(argv: Sequence[str] | None = None, program: str = "diversed", description: str = "") -> Settings:
+    """Settings from flags, environment, `--config FILE` and preset.
+
+    ConfigError (one line: field, value, fix) for any bad input; `--help` exits 0, an unknown flag exits 2.
+    """
+    arguments, yaml_values = _take_config(list(sys.argv[1:] if argv is None else argv))
+    try:
+        cli = CliSettingsSource[Any](
+            _Layered,
+            cli_prog_name=program,
+            cli_parse_args=[_long_name(argument) for argument in arguments],
+            cli_kebab_case=True,
+            cli_avoid_json=True,
+            cli_hide_none_type=True,
+            cli_implicit_flags=True,
+            cli_use_class_docs_for_groups=True,
+        )
+        _Layered.layers = [cli, EnvSettingsSource(_Layered), InitSettingsSource(_Layered, init_kwargs=yaml_values)]
+        known_task = _Layered().task.name
+        _Layered.layers.append(InitSettingsSource(_Layered, init_kwargs=_preset(known_task)))
+        return from_record(_Layered().record())
+    except ValidationError as error:
+        _refuse(error)
+    except SettingsError as error:
+        cause = error.__cause__
+        raise ConfigError(f"{error}: {cause}; give lists as 0.9,0.5 and nested groups by dotted flags") from error
+    finally:
+        _Layered.layers = []
+
+
+def _long_name(argument: str) -> str:
+    flag, equals, value = argument.partition("=")
+    return f"{SHORTHANDS.get(flag, flag)}{equals}{value}"
+
+
+def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split `--config FILE` off; the file's values."""
+    rest: list[str] = []
+    path = os.environ.get("DIVERSED_CONFIG")
+    queue = iter(arguments)
+    for argument in queue:
+        if argument == "--config":
+            path = next(queue, None)
+            if path is None:
+                raise ConfigError("--config needs a YAML file's path")
+        elif argument.startswith("--config="):
+            path = argument.removeprefix("--config=")
+        else:
+            rest.append(argument)
+    if path is None:
+        return rest, {}
+    try:
+        values = yaml.safe_load(Path(path).read_text()) or {}
+    except OSError as error:
+        raise ConfigError(f"--config {path}: {error.strerror}; give an existing YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--config {path}: not YAML: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: expected a mapping of settings, found {type(values).__name__}")
+    return rest, values
+
+
+def _preset(task: str) -> dict[str, Any]:
+    file = resources.files("diversed") / "presets" / f"{task}.yaml"
+    return yaml.safe_load(file.read_text()) if file.is_file() else {}
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        raise ConfigError(f"{field}: no such setting; see --help for the names") from error
+    shown = f" = {first['input']!r}" if not isinstance(first["input"], Mapping) else ""
+    raise ConfigError(f"{field or 'settings'}{shown}: {first['msg']}") from error
