@@ -1,0 +1,1 @@
+"""One runnable module per stage: `python -m jobs.<stage> --help`."""
