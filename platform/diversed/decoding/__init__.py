@@ -1,10 +1,12 @@
 """The speculative engine: slot cache, roles, loop, cost model. Knows no Ray."""
 
+from diversed.decoding.costs import Costs, predicted_speedup, profile_costs
 from diversed.decoding.engine import Engine, build_engine
 from diversed.decoding.records import Generation, Request
 from diversed.decoding.roles import Drafter, DraftInput, LocalDrafter, LocalTarget, Proposal, Sampling, Target, VerifyInput, Weigh
 
 __all__ = [
+    "Costs",
     "DraftInput",
     "Drafter",
     "Engine",
@@ -18,4 +20,6 @@ __all__ = [
     "VerifyInput",
     "Weigh",
     "build_engine",
+    "predicted_speedup",
+    "profile_costs",
 ]

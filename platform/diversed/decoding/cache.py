@@ -67,6 +67,7 @@ class SlotCache(Cache):
         self.visible = 0
         super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
 
+    @torch.inference_mode()
     def reserve(self, slots: int, capacity: int) -> None:
         """Room for at least `slots` rows of `capacity` positions; what rows hold is kept. Growing copies, so the
         capacity at least doubles."""
@@ -86,6 +87,7 @@ class SlotCache(Cache):
         """The next forward serves `rows`, writes at `positions_BN` and sees the first `visible` positions."""
         self.rows, self.positions_BN, self.visible = rows, positions_BN, visible
 
+    @torch.inference_mode()
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` positions of a row to another slot."""
         for layer in self.layers:
