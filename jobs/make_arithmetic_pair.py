@@ -7,24 +7,19 @@ Training is seeded and counted in steps, not in seconds. What is taught stands i
 """
 
 import argparse
-import json
 import random
-import subprocess
-import sys
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import mean
 
 import torch
-import yaml
 from rich.progress import Progress, TextColumn
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from diversed.artifacts import provenance, replace_folder, write_yaml_atomic
 from diversed.tasks.arithmetic import PRESETS, PROBLEMS, TOKEN, Problem, Style, answer, vocabulary
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -171,12 +166,6 @@ def measure(
     return {"accuracy": correct / len(problems), "strict_acceptance": accepted / drawn, "prompts": len(problems)}
 
 
-def git_commit() -> str:
-    """The checkout's commit, marked ``-dirty`` where tracked files differ from it."""
-    command = ["git", "-C", str(CHECKOUT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-
-
 def main() -> None:
     """Train, measure and write both models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -201,28 +190,26 @@ def main() -> None:
     for side, recipe in recipes.items():
         pair[side], losses[side] = train(recipe, getattr(preset, side), arguments.seed, tokenizer, side)
         pair[side].generation_config = GENERATION
-        pair[side].save_pretrained(arguments.output / side)
-        tokenizer.save_pretrained(arguments.output / side)
-    problems = random.Random(arguments.seed).sample(PROBLEMS, MEASURED_PROMPTS)
     torch.manual_seed(arguments.seed)
+    problems = random.Random(arguments.seed).sample(PROBLEMS, MEASURED_PROMPTS)
     measured = measure(pair["target"], pair["draft"], tokenizer, problems)
+    for side, model in pair.items():
+        with replace_folder(arguments.output / side) as folder:
+            model.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
     record = {
-        "argv": sys.argv,
         "preset": arguments.preset,
-        "styles": {side: asdict(getattr(preset, side)) for side in recipes},
-        "recipes": {side: asdict(recipe) for side, recipe in recipes.items()},
         "seed": arguments.seed,
         "threads": arguments.threads,
-        "git_commit": git_commit(),
-        "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers")},
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "styles": {side: asdict(getattr(preset, side)) for side in recipes},
+        "recipes": {side: asdict(recipe) for side, recipe in recipes.items()},
         "seconds": round(time.perf_counter() - started),
         "final_loss": {side: mean(values[-50:]) for side, values in losses.items()},
         "measured": measured,
+        "provenance": provenance(),
     }
-    text = yaml.safe_dump(json.loads(json.dumps(record)), sort_keys=False)
-    (arguments.output / "run.yaml").write_text(text, encoding="utf-8")
-    print(text)
+    write_yaml_atomic(arguments.output / "run.yaml", record)
+    print(measured)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from diversed.settings import TaskSettings
 from diversed.tasks import TASKS, Split, get_task
 from diversed.tasks.base import read_jsonl
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
-
 
 def settings(
     data: Path | str | None, train: int = 3, validation: int = 2, test: int = 2, **more: object
@@ -176,11 +174,10 @@ def test_an_unreachable_hub_asks_for_a_local_file(monkeypatch: pytest.MonkeyPatc
     ("name", "file", "sizes"),
     [("gsm8k", "gsm8k_train", (700, 100, 200)), ("gsm8k", "gsm8k", (80, 40, 80)), ("cnndm", "cnndm", (80, 40, 60))],
 )
-def test_real_extracts_load_and_their_references_score_one(name: str, file: str, sizes: tuple[int, int, int]) -> None:
-    path = SHARED / f"{file}.jsonl"
-    if not path.exists():
-        pytest.skip(f"no extract at {path}")
-    task, asked = get_task(name), settings(path, *sizes)
+def test_real_extracts_load_and_their_references_score_one(
+    shared: Path, name: str, file: str, sizes: tuple[int, int, int]
+) -> None:
+    task, asked = get_task(name), settings(shared / "data" / f"{file}.jsonl", *sizes)
     examples = [example for split in Split for example in task.examples(asked, split, 0)]
     assert len({example.id for example in examples}) == sum(sizes)
     assert all(task.metric(example, f"#### {example.reference}") == 1 for example in examples[:80])
