@@ -1,17 +1,19 @@
-"""The one settings schema: CLI flags, environment, YAML, Serve arguments, MLflow params and `run.yaml` all come from it.
+"""The one settings schema: flags, environment, YAML, Serve arguments, MLflow params and `run.yaml` all come from it.
 
 Precedence: flag > environment (`DIVERSED_TRAIN__LEARNING_RATE`) > `--config FILE.yaml` > the task's preset
 (`diversed/presets/<task>.yaml`) > default.
 """
 
+import argparse
 import math
 import os
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -41,8 +43,10 @@ __all__ = [
     "TrackingSettings",
     "TrainSettings",
     "VerifierSettings",
+    "dotted",
     "flatten",
     "load_settings",
+    "named_settings",
 ]
 
 
@@ -72,21 +76,27 @@ class DType(StrEnum):
 class Group(BaseModel):
     """A block of settings: unknown names are refused, instances are values."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class PairSettings(Group):
     """A target and a draft that share one vocabulary."""
 
-    name: str = Field("arithmetic", description="built-in pair (arithmetic, smollm2), or a label for --pair.target/--pair.draft")
+    name: str = Field(
+        "arithmetic", description="built-in pair (arithmetic, smollm2), or a label for --pair.target/--pair.draft"
+    )
     target: str | None = Field(None, description="target model: hub id, local folder or .gguf file")
     draft: str | None = Field(None, description="draft model: hub id, local folder or .gguf file")
     dtype: DType = Field(DType.FLOAT32, description="weights and activations; probabilities are always float32")
     device: str = Field("auto", description="auto (CUDA if there is one), cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of a process that runs models")
-    placement: Placement = Field(Placement.IN_PROCESS, description="both models in this process, or each in a Ray actor")
+    placement: Placement = Field(
+        Placement.IN_PROCESS, description="both models in this process, or each in a Ray actor"
+    )
     cache_dir: Path = Field(Path("~/.cache/diversed"), description="where converted weights are kept")
-    draft_layers: int = Field(26, ge=1, description="smollm2 only: how many of the target's layers its untrained draft keeps")
+    draft_layers: int = Field(
+        26, ge=1, description="smollm2 only: how many of the target's layers its untrained draft keeps"
+    )
 
     @model_validator(mode="after")
     def _both_or_neither(self) -> "PairSettings":
@@ -117,7 +127,9 @@ class DecodeSettings(Group):
     method: Method = Field(Method.DIVERSED, description="how drafted tokens are judged")
     draft_length: int = Field(5, ge=1, le=32, description="tokens drafted per round, N")
     weight: float = Field(0.5, ge=0, le=1, description="weight w on the target (static ensemble)")
-    cap: float = Field(math.inf, ge=1, description="overshoot cap c of the ensemble family: out <= c*p; inf is off")
+    cap: float = Field(
+        math.inf, ge=1, allow_inf_nan=True, description="overshoot cap c of the ensemble family: out <= c*p; inf is off"
+    )
     temperature: float = Field(1.0, ge=0, description="0 is greedy: mixture-argmax")
     top_k: int = Field(0, ge=0, description="keep the k likeliest tokens on both sides; 0 is off")
     top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set of this mass on both sides; 1 is off")
@@ -160,9 +172,15 @@ class SearchSettings(Group):
 class EvaluateSettings(Group):
     """What is compared, on how much, and what counts as equal quality."""
 
-    static_weights: list[float] = Field([0.9, 0.7, 0.5, 0.3, 0.15], description="grid of the static ensemble")
-    margin: float = Field(0.05, gt=0, description="non-inferiority margin in quality against strict, in units of the metric")
-    loop_margin: float = Field(0.02, ge=0, description="more looping or empty outputs than strict by this share: infeasible")
+    static_weights: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        [0.9, 0.7, 0.5, 0.3, 0.15], description="grid of the static ensemble"
+    )
+    margin: float = Field(
+        0.05, gt=0, description="non-inferiority margin in quality against strict, in units of the metric"
+    )
+    loop_margin: float = Field(
+        0.02, ge=0, description="more looping or empty outputs than strict by this share: infeasible"
+    )
     speed_prompts: int = Field(24, ge=2, description="prompts of the speed measurement, batch 1")
     speed_repeats: int = Field(3, ge=1, description="interleaved repetitions of the speed measurement")
     resamples: int = Field(2000, ge=100, description="bootstrap resamples")
@@ -173,6 +191,7 @@ class ServeSettings(Group):
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port; 0 takes a free one and prints it")
+    max_waiting: int = Field(32, ge=1, description="requests that may wait for their turn; more are answered 429")
     app_name: str = Field("diversed", description="Serve application name")
     route_prefix: str = Field("/", description="path prefix of the application")
 
@@ -183,6 +202,11 @@ class TrackingSettings(Group):
     uri: str | None = Field(None, description="tracking URI; default sqlite in the output folder")
     experiment: str | None = Field(None, description="experiment; default diversed/<task>")
 
+
+PREFIX = "DIVERSED_"
+
+# Variables with the prefix that are not settings: the --config file, and the commit of an uploaded working directory.
+OTHER_VARIABLES = {f"{PREFIX}CONFIG", f"{PREFIX}GIT_COMMIT"}
 
 # What people type most. The schema's own names are always accepted too.
 SHORTHANDS = {
@@ -206,14 +230,16 @@ class Settings(BaseSettings):
         extra="forbid",
         frozen=True,
         validate_default=True,
-        env_prefix="DIVERSED_",
+        env_prefix=PREFIX,
         env_nested_delimiter="__",
         nested_model_default_partial_update=True,
     )
     layers: ClassVar[list[PydanticBaseSettingsSource]] = []
 
     seed: int = Field(0, ge=0, description="root seed; all randomness derives from it")
-    output: Path = Field(Path("~/.diversed"), description="folder of runs, checkpoints, figures and the default MLflow store")
+    output: Path = Field(
+        Path("~/.diversed"), description="folder of runs, checkpoints, figures and the default MLflow store"
+    )
     resume: bool = Field(True, description="take up an interrupted run with the same settings")
     pair: PairSettings = PairSettings()
     task: TaskSettings = TaskSettings()
@@ -269,6 +295,22 @@ class Settings(BaseSettings):
         return (init_settings,)  # `Settings(...)` in code is exactly its arguments; `load_settings` adds the layers
 
 
+class _Parser(argparse.ArgumentParser):
+    """Bad flags become one line and the caller's exit code, as any other bad setting does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see --help for the names")
+
+
+class _Flags(CliSettingsSource[Any]):
+    """The schema as flags; choices are shown as they are typed (`draft-only`), not by the names of enum members."""
+
+    def _metavar_format(self, obj: Any) -> str:
+        if isinstance(obj, type) and issubclass(obj, StrEnum):
+            return f"{{{','.join(obj)}}}"
+        return super()._metavar_format(obj)
+
+
 class _Layered(Settings):
     """`Settings` read from the outside; kept apart so that a plain `Settings()` never depends on the environment."""
 
@@ -298,13 +340,21 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def load_settings(argv: Sequence[str] | None = None, program: str = "diversed", description: str = "") -> Settings:
     """Settings from flags, environment, `--config FILE` and preset.
 
-    ConfigError (one line: field, value, fix) for any bad input; `--help` exits 0, an unknown flag exits 2.
+    ConfigError (one line: field, value, fix) for any bad input, unknown names of all layers included; `--help` exits 0.
     """
     arguments, yaml_values = _take_config(list(sys.argv[1:] if argv is None else argv))
+    _refuse_unknown_variables()
     try:
-        cli = CliSettingsSource[Any](
+        cli = _Flags(
             _Layered,
-            cli_prog_name=program,
+            root_parser=_Parser(
+                prog=program,
+                usage="%(prog)s [--config FILE.yaml] [--NAME VALUE ...]",
+                description=description,
+                epilog=_help_on_layers(),
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+                allow_abbrev=False,
+            ),
             cli_parse_args=[_long_name(argument) for argument in arguments],
             cli_kebab_case=True,
             cli_avoid_json=True,
@@ -312,15 +362,49 @@ def load_settings(argv: Sequence[str] | None = None, program: str = "diversed", 
             cli_implicit_flags=True,
             cli_use_class_docs_for_groups=True,
         )
-        _Layered.layers = [cli, EnvSettingsSource(_Layered), InitSettingsSource(_Layered, init_kwargs=yaml_values)]
-        known_task = _Layered().task.name
-        _Layered.layers.append(InitSettingsSource(_Layered, init_kwargs=_preset(known_task)))
-        return from_record(_Layered().record())
+        return _layer([cli, EnvSettingsSource(_Layered), InitSettingsSource(_Layered, init_kwargs=yaml_values)])
     except ValidationError as error:
         _refuse(error)
     except SettingsError as error:
         cause = error.__cause__
-        raise ConfigError(f"{error}: {cause}; give lists as 0.9,0.5 and nested groups by dotted flags") from error
+        raise ConfigError(f"{error}: {cause}; a variable holds a list as [0.9,0.5], a flag as 0.9,0.5") from error
+
+
+def named_settings(values: Mapping[str, Any]) -> Settings:
+    """Settings from named values, e.g. Serve arguments, over environment and preset; ConfigError for any bad one.
+
+    Names are as `dotted` takes them; values may be text.
+    """
+    nested: dict[str, Any] = {}
+    for name, value in dotted(values).items():
+        *parents, leaf = name.split(".")
+        group = nested
+        for parent in parents:
+            group = group.setdefault(parent, {})
+            if not isinstance(group, dict):
+                raise ConfigError(f"{name}: {parent} is also given a value of its own; give one of the two")
+        group[leaf] = value
+    try:
+        return _layer([InitSettingsSource(_Layered, init_kwargs=nested), EnvSettingsSource(_Layered)])
+    except ValidationError as error:
+        _refuse(error)
+    except SettingsError as error:
+        raise ConfigError(f"{error}: {error.__cause__}") from error
+
+
+def dotted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema's dotted names of values whose names are nested, dotted or shorthands: `pair` is `pair.name`."""
+    flags = {f"--{name.replace('_', '-')}": value for name, value in flatten(values).items()}
+    return {_long_name(flag).removeprefix("--").replace("-", "_"): value for flag, value in flags.items()}
+
+
+def _layer(layers: list[PydanticBaseSettingsSource]) -> Settings:
+    """`layers`, strongest first, over the preset of the task that they name."""
+    try:
+        _Layered.layers = layers
+        known_task = _Layered().task.name
+        _Layered.layers = [*layers, InitSettingsSource(_Layered, init_kwargs=_preset(known_task))]
+        return from_record(_Layered().record())
     finally:
         _Layered.layers = []
 
@@ -330,10 +414,28 @@ def _long_name(argument: str) -> str:
     return f"{SHORTHANDS.get(flag, flag)}{equals}{value}"
 
 
+def _help_on_layers() -> str:
+    pairs = ", ".join(f"{short} = {long}" for short, long in SHORTHANDS.items())
+    return textwrap.fill(
+        f"Precedence: flag > variable ({PREFIX}TRAIN__LAM=0.2) > --config FILE.yaml (or {PREFIX}CONFIG) > preset of "
+        f"the task > default. Short names: {pairs}.",
+        width=100,
+    )
+
+
+def _refuse_unknown_variables() -> None:
+    """pydantic-settings checks the names inside a group, but passes over a variable that names no group or field."""
+    for variable in sorted(os.environ):
+        if variable.startswith(PREFIX) and variable not in OTHER_VARIABLES:
+            name = variable.removeprefix(PREFIX).split("__")[0].lower()
+            if name not in Settings.model_fields:
+                raise ConfigError(f"{variable}: no such setting; a group's fields are {PREFIX}GROUP__FIELD")
+
+
 def _take_config(arguments: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Split `--config FILE` off; the file's values."""
     rest: list[str] = []
-    path = os.environ.get("DIVERSED_CONFIG")
+    path = os.environ.get(f"{PREFIX}CONFIG")
     queue = iter(arguments)
     for argument in queue:
         if argument == "--config":
@@ -368,4 +470,5 @@ def _refuse(error: ValidationError) -> NoReturn:
     if first["type"] == "extra_forbidden":
         raise ConfigError(f"{field}: no such setting; see --help for the names") from error
     shown = f" = {first['input']!r}" if not isinstance(first["input"], Mapping) else ""
-    raise ConfigError(f"{field or 'settings'}{shown}: {first['msg']}") from error
+    message = first["msg"].removeprefix("Value error, ")
+    raise ConfigError(f"{field or 'settings'}{shown}: {message}") from error
