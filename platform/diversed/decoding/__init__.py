@@ -3,7 +3,17 @@
 from diversed.decoding.costs import Costs, predicted_speedup, profile_costs
 from diversed.decoding.engine import Engine, build_engine
 from diversed.decoding.records import Generation, Request
-from diversed.decoding.roles import Drafter, DraftInput, LocalDrafter, LocalTarget, Proposal, Sampling, Target, VerifyInput, Weigh
+from diversed.decoding.roles import (
+    Drafter,
+    DraftInput,
+    LocalDrafter,
+    LocalTarget,
+    Proposal,
+    Sampling,
+    Target,
+    VerifyInput,
+    Weigh,
+)
 
 __all__ = [
     "Costs",

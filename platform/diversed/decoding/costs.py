@@ -43,7 +43,9 @@ class Costs:
     def round_time(self, draft_length: int) -> float:
         """Seconds of a round of `draft_length` drafted tokens; ConfigError if that length was not profiled."""
         if draft_length + 1 not in self.t_target:
-            raise ConfigError(f"draft_length = {draft_length}: not in the profile, which has {sorted(self.t_target)} target tokens")
+            raise ConfigError(
+                f"draft_length = {draft_length}: not in the profile, which has {sorted(self.t_target)} target tokens"
+            )
         return self.t_target[draft_length + 1] + draft_length * self.t_draft
 
 
@@ -56,7 +58,9 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
     """Measure, or read from `folder` what was measured for the same pair, device, threads and lengths."""
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else platform.machine()
     lengths = sorted({1, *(length + 1 for length in draft_lengths)})
-    key = json.dumps([pair.identity, str(pair.dtype), device, torch.get_num_threads(), lengths, torch.__version__], sort_keys=True)
+    key = json.dumps(
+        [pair.identity, str(pair.dtype), device, torch.get_num_threads(), lengths, torch.__version__], sort_keys=True
+    )
     path = folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}.json"
     if path.is_file():
         values = json.loads(path.read_text())

@@ -34,7 +34,13 @@ class Engine:
     """Continuous batching over a drafter and a target. Not thread-safe; one `generate` or `stream` at a time."""
 
     def __init__(
-        self, drafter: Drafter | None, target: Target, draft_length: int, slots: int, eos_ids: Sequence[int], context: int
+        self,
+        drafter: Drafter | None,
+        target: Target,
+        draft_length: int,
+        slots: int,
+        eos_ids: Sequence[int],
+        context: int,
     ) -> None:
         """`drafter` None is autoregressive decoding. `context`: positions that both models can hold."""
         self.drafter, self.target = drafter, target
@@ -49,9 +55,7 @@ class Engine:
 
     # -- what callers use ----------------------------------------------------------------------------------------
 
-    def generate(
-        self, requests: Sequence[Request], progress: Callable[[int], None] | None = None
-    ) -> list[Generation]:
+    def generate(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Generation]:
         """Continue all `requests`; answers come in their order. `progress` gets the number finished so far.
 
         RequestError if one is empty or too long for the context; then nothing is run.
@@ -102,11 +106,11 @@ class Engine:
             raise RequestError("prompt: has no token; give at least one")
         if request.max_new_tokens < 1:
             raise RequestError(f"max_new_tokens = {request.max_new_tokens}: give at least 1")
-        needed = len(request.prompt_ids) + request.max_new_tokens
-        if needed > self.context:
+        prompt, new = len(request.prompt_ids), request.max_new_tokens
+        if prompt + new > self.context:
             raise RequestError(
-                f"prompt: {len(request.prompt_ids)} tokens + max_new_tokens {request.max_new_tokens} = {needed} exceed the"
-                f" pair's context of {self.context}; shorten the prompt or lower max_new_tokens"
+                f"prompt: {prompt} tokens + max_new_tokens {new} = {prompt + new} exceed the pair's context of "
+                f"{self.context}; shorten the prompt or lower max_new_tokens"
             )
 
     def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
@@ -162,7 +166,8 @@ class Engine:
             for name, dtype in OUTPUTS.items():
                 self._out.setdefault(name, torch.zeros(0, 0, dtype=dtype))
             self._out = {
-                name: _grown(old_ST, (self.slots, self._capacity, *old_ST.shape[2:])) for name, old_ST in self._out.items()
+                name: _grown(old_ST, (self.slots, self._capacity, *old_ST.shape[2:]))
+                for name, old_ST in self._out.items()
             }
         if not self._state:
             self._state = {name: torch.zeros(self.slots, dtype=dtype) for name, dtype in STATE.items()}
@@ -309,9 +314,7 @@ def _grown(old: Tensor, shape: tuple[int, ...]) -> Tensor:
     return new
 
 
-def build_engine(
-    pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False
-) -> Engine:
+def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False) -> Engine:
     """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position."""
     rule = Rule.of(decode)
     if rule.method is Method.DIVERSED and head is None:

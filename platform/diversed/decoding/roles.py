@@ -1,7 +1,7 @@
 """The two roles of speculative decoding, and the messages between them and the loop.
 
-`Drafter` proposes, `Target` scores and judges. The loop (`engine.py`) sees only the protocols: what `propose` returns is
-handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and nothing
+`Drafter` proposes, `Target` scores and judges. The loop (`engine.py`) sees only the protocols: what `propose` returns
+is handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and nothing
 else; lengths, tokens and noise live in the loop and come with each call.
 
 Shapes: B active rows (slots 0..B-1), K tokens the drafter has not read yet, N drafted tokens, M = N + 1, V vocabulary,
@@ -19,7 +19,17 @@ from transformers.modeling_utils import PreTrainedModel
 from diversed.decoding.cache import SlotModel
 from diversed.verification import Rule, Verdict, draw, sampling_law, verify
 
-__all__ = ["DraftInput", "Drafter", "LocalDrafter", "LocalTarget", "Proposal", "Sampling", "Target", "VerifyInput", "Weigh"]
+__all__ = [
+    "DraftInput",
+    "Drafter",
+    "LocalDrafter",
+    "LocalTarget",
+    "Proposal",
+    "Sampling",
+    "Target",
+    "VerifyInput",
+    "Weigh",
+]
 
 Weigh = Callable[[Tensor], Tensor]  # features [..., D_draft + D_target] float32 -> w [...] in (0, 1)
 
@@ -149,16 +159,16 @@ class LocalDrafter(_LocalRole):
                 break
             starts_B = block.starts_B + block.counts_B + i
             feed_BK = x_B[:, None].cpu()
-        return Proposal(torch.stack(tokens, 1), drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None)
+        return Proposal(
+            torch.stack(tokens, 1), drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None
+        )
 
 
 class LocalTarget(_LocalRole):
     """The target model and the rule in this process. `weigh` gives w where the rule's weight is learned; `collect`
     returns the features of each position."""
 
-    def __init__(
-        self, model: PreTrainedModel, vocab_size: int, rule: Rule, weigh: Weigh | None, collect: bool
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, vocab_size: int, rule: Rule, weigh: Weigh | None, collect: bool) -> None:
         super().__init__(model, vocab_size)
         self.rule, self.weigh, self.collect = rule, weigh, collect
 

@@ -46,7 +46,9 @@ def draw(law_BV: Tensor, u_B: Tensor) -> Tensor:
     cumulative_BV = law_BV.cumsum(-1, dtype=torch.float64)
     total_B1 = cumulative_BV[..., -1:]
     # Strictly below the total, so that searchsorted (first index whose sum exceeds the point) stays on the support.
-    point_B1 = torch.minimum(u_B[..., None].to(torch.float64) * total_B1, torch.nextafter(total_B1, total_B1.new_zeros(())))
+    point_B1 = torch.minimum(
+        u_B[..., None].to(torch.float64) * total_B1, torch.nextafter(total_B1, total_B1.new_zeros(()))
+    )
     return torch.searchsorted(cumulative_BV, point_B1, right=True).squeeze(-1)
 
 
@@ -62,4 +64,6 @@ def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
     """
     positive_V = (p_V - q_V).clamp_min(0)
     mass_1 = positive_V.sum(-1, keepdim=True)
-    return torch.where(mass_1 > torch.finfo(p_V.dtype).tiny, positive_V / mass_1.clamp_min(torch.finfo(p_V.dtype).tiny), p_V)
+    return torch.where(
+        mass_1 > torch.finfo(p_V.dtype).tiny, positive_V / mass_1.clamp_min(torch.finfo(p_V.dtype).tiny), p_V
+    )

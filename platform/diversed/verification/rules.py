@@ -136,7 +136,9 @@ def verify(
 
     tv_BM = total_variation(p_BMV, q_BMV) * (column_M < drafted_B[:, None])
     last_kind_B = torch.where(accepted_B < drafted_B, int(Kind.REPLACEMENT), int(Kind.BONUS))
-    kind_BM = torch.where(column_M < last_B1, int(Kind.ACCEPTED), torch.where(column_M == last_B1, last_kind_B[:, None], int(Kind.NONE)))
+    kind_BM = torch.where(
+        column_M < last_B1, int(Kind.ACCEPTED), torch.where(column_M == last_B1, last_kind_B[:, None], int(Kind.NONE))
+    )
     return Verdict(
         tokens_BM=tokens_BM,
         emitted_B=accepted_B + 1,
