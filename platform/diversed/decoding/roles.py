@@ -1,8 +1,8 @@
 """The two roles of speculative decoding, and the messages between them and the loop.
 
 `Drafter` proposes, `Target` scores and judges. The loop (`engine.py`) sees only the protocols: what `propose` returns
-is handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and nothing
-else; lengths, tokens and noise live in the loop and come with each call.
+is handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and
+nothing else; lengths, tokens and noise live in the loop and come with each call.
 
 Shapes: B active rows (slots 0..B-1), K tokens the drafter has not read yet, N drafted tokens, M = N + 1, V vocabulary,
 D hidden size. Messages are CPU tensors.
