@@ -1,0 +1,290 @@
+"""What is measured of one generation, and how prompts are pooled into the numbers of a method (method.md 7).
+
+To add a metric, add its entry to `METRICS` or `RATES`, and to `ExampleResult` what it needs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from diversed.decoding import Generation
+from diversed.evaluation.intervals import Array, Bootstrap, Estimate, newcombe, wilson
+from diversed.verification import Kind
+
+__all__ = [
+    "METRICS",
+    "PAIRED",
+    "RATES",
+    "ExampleResult",
+    "MethodSummary",
+    "Metric",
+    "example_result",
+    "longest_repeat",
+    "paired",
+    "paired_quality",
+    "summarise",
+]
+
+RARE = 1e-3  # a token below this probability is one that the target would hardly say
+OVERSHOOT = 2.0  # mass of the output law above this multiple of p counts as overshoot
+SMALLEST_P = 1e-12  # in the KL divergence: a token that a filter bans in the target costs 28 nats, not infinitely many
+LOOP_PERIOD = 32  # tokens: the longest phrase whose repetition is looked for
+LOOP_COPIES = 3
+LOOP_TOKENS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleResult:
+    """One prompt under one method: counts and sums only, no tensor. A line of JSON.
+
+    "Judged" tokens were accepted or replaced by verification; the others are bonus tokens, whose law is the target's.
+    """
+
+    id: str
+    label: str
+    quality: float  # the task's metric, in [0, 1]
+    tokens: int  # emitted, EOS included
+    rounds: int  # target forwards after the prompt
+    drafted: int
+    accepted: int
+    verified: int  # judged tokens
+    accepted_histogram: list[int]  # rounds that accepted 0, 1, .. N drafted tokens
+    finish_reason: str
+    tv_sum: float  # of TV(p, q) over judged tokens
+    w_sum: float  # of the weight on the target over judged tokens
+    p_sum: float  # of the target's probability over all tokens
+    rare: int  # tokens with p < RARE
+    # Sums over judged tokens x, each an unbiased estimate: x was drawn from the rule's output law `out`. None where the
+    # law at x is not known from what was recorded: greedy decoding, and the divergence under a finite cap.
+    output_tv_sum: float | None  # of (1 - p(x)/out(x))+, whose mean is TV(out, p)
+    output_kl_sum: float | None  # of log(out(x)/p(x)), whose mean is KL(out || p)
+    overshoot_sum: float | None  # of (1 - OVERSHOOT*p(x)/out(x))+, whose mean is the mass of out above OVERSHOOT*p
+    empty: bool  # the text is white space
+    longest_repeat: int  # tokens, see `longest_repeat`
+    distinct_bigrams: int
+    text: str
+
+    @property
+    def looped(self) -> bool:
+        """Some phrase of up to LOOP_PERIOD tokens is repeated LOOP_COPIES times or more, over LOOP_TOKENS or more."""
+        return self.longest_repeat >= LOOP_TOKENS
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON values, read back by `ExampleResult(**record)`."""
+        return asdict(self)
+
+
+def example_result(
+    example_id: str, label: str, generation: Generation, text: str, quality: float, draft_length: int, cap: float
+) -> ExampleResult:
+    """The record of one generation; `draft_length` and `cap` are those it was decoded with."""
+    kind_T, p_T, q_T, tv_T, w_T = (
+        getattr(generation, f"{name}_T").double().numpy() for name in ("kind", "p", "q", "tv", "w")
+    )
+    judged_T = (kind_T == Kind.ACCEPTED) | (kind_T == Kind.REPLACEMENT)
+    tokens = np.asarray(generation.tokens)
+    histogram = np.bincount(generation.accepted_R.numpy(), minlength=draft_length + 1)
+    divergences = _divergences(p_T[judged_T], q_T[judged_T], w_T[judged_T], cap, generation.request.temperature)
+    return ExampleResult(
+        id=example_id,
+        label=label,
+        quality=float(quality),
+        tokens=len(tokens),
+        rounds=generation.rounds,
+        drafted=generation.drafted,
+        accepted=generation.accepted,
+        verified=int(judged_T.sum()),
+        accepted_histogram=histogram.tolist(),
+        finish_reason=generation.finish_reason,
+        tv_sum=float(tv_T[judged_T].sum()),
+        w_sum=float(w_T[judged_T].sum()),
+        p_sum=float(p_T.sum()),
+        rare=int((p_T < RARE).sum()),
+        **divergences,
+        empty=not text.strip(),
+        longest_repeat=longest_repeat(tokens),
+        distinct_bigrams=len(set(zip(generation.tokens, generation.tokens[1:], strict=False))),
+        text=text,
+    )
+
+
+def _divergences(p_J: Array, q_J: Array, w_J: Array, cap: float, temperature: float) -> dict[str, float | None]:
+    """How far the output law lies from the target's, summed over judged tokens [J]."""
+    names = ("output_tv_sum", "output_kl_sum", "overshoot_sum")
+    if temperature == 0:
+        return dict.fromkeys(names)
+    # out = v where uncapped, min(v, c*p) where q > p, where the cap can bind. Elsewhere out <= p has no excess.
+    v_J = w_J * p_J + (1 - w_J) * q_J
+    out_J = np.where(q_J > p_J, np.minimum(v_J, cap * p_J) if cap != np.inf else v_J, v_J)
+    excess_J = np.maximum(1 - p_J / out_J, 0)
+    overshoot_J = np.maximum(1 - OVERSHOOT * p_J / out_J, 0)
+    kl = float(np.log(out_J / np.maximum(p_J, SMALLEST_P)).sum()) if cap == np.inf else None
+    return dict(zip(names, (float(excess_J.sum()), kl, float(overshoot_J.sum())), strict=True))
+
+
+def longest_repeat(tokens: NDArray[np.int64]) -> int:
+    """Tokens of the longest stretch with a period of at most LOOP_PERIOD, repeated LOOP_COPIES times or more; or 0."""
+    longest = 0
+    for period in range(1, min(LOOP_PERIOD, len(tokens) // LOOP_COPIES) + 1):
+        same = np.concatenate([[False], tokens[period:] == tokens[:-period], [False]])
+        edges = np.flatnonzero(same[1:] != same[:-1])
+        matches = int((edges[1::2] - edges[::2]).max(initial=0))
+        if matches >= (LOOP_COPIES - 1) * period:
+            longest = max(longest, matches + period)
+    return longest
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number pooled over prompts: the sum of `top` over the sum of `bottom`; undefined where one of them is None."""
+
+    top: Callable[[ExampleResult], float | None]
+    bottom: Callable[[ExampleResult], float | None]
+    meaning: str
+
+
+METRICS: Mapping[str, Metric] = {
+    "acceptance_rate": Metric(lambda r: r.accepted, lambda r: r.drafted, "accepted / drafted"),
+    "drafted_per_round": Metric(lambda r: r.drafted, lambda r: r.rounds, "drafted tokens per target forward"),
+    "accepted_per_round": Metric(lambda r: r.accepted, lambda r: r.rounds, "accepted tokens per target forward"),
+    "token_acceptance": Metric(
+        lambda r: r.accepted, lambda r: r.verified, "accepted / judged: chance that a judged token is accepted"
+    ),
+    "block_efficiency": Metric(lambda r: r.tokens, lambda r: r.rounds, "emitted tokens per target forward"),
+    "output_tokens": Metric(lambda r: r.tokens, lambda _: 1, "emitted tokens per prompt"),
+    "total_variation": Metric(lambda r: r.tv_sum, lambda r: r.verified, "TV(p, q), mean over judged tokens"),
+    "mean_weight": Metric(lambda r: r.w_sum, lambda r: r.verified, "weight on the target, mean over judged tokens"),
+    "target_probability": Metric(lambda r: r.p_sum, lambda r: r.tokens, "p(x), mean over emitted tokens"),
+    "rare_share": Metric(lambda r: r.rare, lambda r: r.tokens, f"share of emitted tokens with p(x) < {RARE:g}"),
+    "output_tv": Metric(lambda r: r.output_tv_sum, lambda r: r.verified, "TV(out, p), mean over judged tokens"),
+    "output_kl": Metric(lambda r: r.output_kl_sum, lambda r: r.verified, "KL(out || p), nats per judged token"),
+    "overshoot_mass": Metric(
+        lambda r: r.overshoot_sum, lambda r: r.verified, f"mass of out above {OVERSHOOT:g} p, mean over judged tokens"
+    ),
+    "distinct_2": Metric(
+        lambda r: r.distinct_bigrams, lambda r: r.tokens - 1, "a prompt's distinct bigrams / its bigrams"
+    ),
+}
+RATES: Mapping[str, Callable[[ExampleResult], bool]] = {
+    "truncated": lambda r: r.truncated,
+    "empty": lambda r: r.empty,
+    "looped": lambda r: r.looped,
+}
+# Against a baseline on the same prompts: "quality" is a difference always; these are differences and quotients.
+PAIRED: Mapping[str, str] = {
+    "token_acceptance": "difference",
+    "block_efficiency": "quotient",
+    "output_tokens": "quotient",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSummary:
+    """A method's numbers. `metrics` lacks those that are not defined for it: no acceptance without drafts."""
+
+    label: str
+    prompts: int
+    metrics: dict[str, Estimate]
+    accepted_histogram: list[int]
+
+    def record(self) -> dict[str, Any]:
+        """Plain JSON values, read back by `MethodSummary.of`."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "MethodSummary":
+        metrics = {name: Estimate(**estimate) for name, estimate in record["metrics"].items()}
+        return cls(**{**record, "metrics": metrics})
+
+
+def summarise(results: Sequence[ExampleResult], bootstrap: Bootstrap) -> MethodSummary:
+    """Pool one method's results: quality (in [0, 1]), `METRICS` and `RATES`."""
+    prompts = _prompts(results)
+    metrics: dict[str, Estimate | None] = {}
+    metrics["quality"] = _rate([[r.quality for r in group] for group in prompts], bootstrap)
+    for name, metric in METRICS.items():
+        columns = _columns(prompts, metric)
+        metrics[name] = None if columns is None else bootstrap.ratio(*columns)
+    for name, is_so in RATES.items():
+        metrics[name] = _rate([[float(is_so(r)) for r in group] for group in prompts], bootstrap)
+    width = max(len(r.accepted_histogram) for r in results)
+    histogram = sum(np.pad(r.accepted_histogram, (0, width - len(r.accepted_histogram))) for r in results)
+    defined = {name: estimate for name, estimate in metrics.items() if estimate is not None}
+    return MethodSummary(results[0].label, len(prompts), defined, np.asarray(histogram).tolist())
+
+
+def paired(
+    results: Sequence[ExampleResult], baseline: Sequence[ExampleResult], bootstrap: Bootstrap
+) -> dict[str, Estimate]:
+    """A method against a baseline on the same prompts: difference in quality, and what `PAIRED` lists."""
+    found: dict[str, Estimate | None] = {"quality": paired_quality(results, baseline, bootstrap)}
+    ours, theirs = _matched(results, baseline)
+    for name, kind in PAIRED.items():
+        columns = _columns(ours, METRICS[name]), _columns(theirs, METRICS[name])
+        if None not in columns:
+            compare = bootstrap.difference if kind == "difference" else bootstrap.quotient
+            found[name] = compare(*columns[0], *columns[1])  # type: ignore[misc]
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
+def paired_quality(
+    results: Sequence[ExampleResult], baseline: Sequence[ExampleResult], bootstrap: Bootstrap
+) -> Estimate:
+    """Difference in quality, results - baseline, on the same prompts.
+
+    Newcombe's interval where each prompt is simply right or wrong, else the bootstrap of the differences.
+    """
+    ours, theirs = _matched(results, baseline)
+    first, second = (np.array([np.mean([r.quality for r in group]) for group in side]) for side in (ours, theirs))
+    if max(map(len, ours + theirs)) == 1 and _is_binary(first) and _is_binary(second):
+        a, b = first.astype(bool), second.astype(bool)
+        return newcombe(*(int(np.count_nonzero(cell)) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
+    return bootstrap.mean(first - second)
+
+
+def _rate(values: list[list[float]], bootstrap: Bootstrap) -> Estimate:
+    """Mean over prompts of one metric: Wilson if it is one yes or no per prompt."""
+    means = np.array([np.mean(group) for group in values])
+    if max(map(len, values)) == 1 and _is_binary(means):
+        return wilson(int(means.sum()), len(means))
+    return bootstrap.mean(means)
+
+
+def _is_binary(values: Array) -> bool:
+    return bool(np.isin(values, (0, 1)).all())
+
+
+def _prompts(results: Sequence[ExampleResult]) -> list[list[ExampleResult]]:
+    """Results of one prompt together (a prompt may have been sampled several times), in order of first appearance."""
+    groups: dict[str, list[ExampleResult]] = {}
+    for result in results:
+        groups.setdefault(result.id, []).append(result)
+    return list(groups.values())
+
+
+def _matched(
+    results: Sequence[ExampleResult], baseline: Sequence[ExampleResult]
+) -> tuple[list[list[ExampleResult]], list[list[ExampleResult]]]:
+    """Both sides grouped by prompt, in the same order; ValueError unless they have the same prompts."""
+    ours, theirs = ({group[0].id: group for group in _prompts(side)} for side in (results, baseline))
+    if ours.keys() != theirs.keys():
+        raise ValueError(f"not the same prompts: {len(ours.keys() ^ theirs.keys())} are on one side only")
+    return list(ours.values()), [theirs[key] for key in ours]
+
+
+def _columns(prompts: list[list[ExampleResult]], metric: Metric) -> tuple[Array, Array] | None:
+    """Per-prompt sums of a metric's top and bottom; None if it is not defined for this method."""
+    sides = []
+    for side in (metric.top, metric.bottom):
+        values = [[side(r) for r in group] for group in prompts]
+        if any(value is None for group in values for value in group):
+            return None
+        sides.append(np.array([sum(group) for group in values], dtype=np.float64))  # type: ignore[arg-type]
+    return sides[0], sides[1]
