@@ -27,6 +27,7 @@ __all__ = [
     "git_commit",
     "provenance",
     "replace_folder",
+    "write_bytes_atomic",
     "write_json_atomic",
     "write_run_record",
     "write_text_atomic",
@@ -52,15 +53,20 @@ def _sibling(path: Path, role: str) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.{role}")
 
 
-def write_text_atomic(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 at `path`; missing parent folders are made."""
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """Write `content` at `path`; missing parent folders are made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _sibling(path, "tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(content)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 at `path`; missing parent folders are made."""
+    write_bytes_atomic(path, text.encode())
 
 
 def write_json_atomic(path: Path, value: Any) -> None:
@@ -101,7 +107,7 @@ def git_commit() -> str | None:
 
 @cache
 def _checkout() -> tuple[str | None, bool | None]:
-    """Commit of the checkout that tracks this file, and whether tracked files differ from it; (None, None) without one."""
+    """Commit of the checkout that tracks this file and whether tracked files differ from it; (None, None) without."""
     here = Path(__file__).resolve()
 
     def git(*arguments: str) -> str | None:
