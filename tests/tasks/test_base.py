@@ -87,7 +87,7 @@ def test_byte_order_mark_crlf_blank_lines_and_line_separators_survive(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"question": "a"}\n{"question": ', "{path} line 2: not JSON: "),
+        (b'{"question": "a"}\n{"question": ', "{path} line 2: not JSON (Expecting value); give one JSON object per line"),
         (b'["a"]\n', "{path} line 1: found list; give one JSON object per line"),
         (b'\n{"text": "a", "id": 1}\n', "{path} line 2: no column 'question'; it has text, id"),
         (b"{}\n", "{path} line 1: no column 'question'; it has none"),
@@ -132,7 +132,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
     def load_dataset(name: str, config: str | None, *, split: str) -> datasets.Dataset:
         calls.append((name, config, split))
         rows = {"question": [f"{split} {n}" for n in range(20)], "answer": [f"#### {n}" for n in range(20)]}
-        return datasets.Dataset.from_dict(rows, split=datasets.NamedSplit(split))
+        return datasets.Dataset.from_dict(rows)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     return calls

@@ -165,7 +165,8 @@ def read_jsonl(path: Path, columns: Sequence[str]) -> list[Row]:
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise DataError(f"{where}: not JSON: {error}; give one JSON object per line") from error
+                reason = str(error).partition(": line 1 ")[0]  # the decoder counts lines within this one
+                raise DataError(f"{where}: not JSON ({reason}); give one JSON object per line") from error
             if not isinstance(record, dict):
                 raise DataError(f"{where}: found {type(record).__name__}; give one JSON object per line")
             rows.append(Row(str(number), where, _texts(record, columns, where)))
@@ -186,14 +187,14 @@ class _HubRows:
                 f"task.data = {name} (config {config}, split {split}) cannot be loaded: {reason}; "
                 "check the id, --task.config and the hub, or give a local .jsonl file with --data"
             ) from error
-        self._source, self._columns = f"{name}[{split}]", columns
+        self._name, self._split, self._columns = name, split, columns
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> Row:
-        where = f"{self._source} row {index}"
-        return Row(f"{self._rows.split}-{index}", where, _texts(self._rows[index], self._columns, where))
+        where = f"{self._name}[{self._split}] row {index}"
+        return Row(f"{self._split}-{index}", where, _texts(self._rows[index], self._columns, where))
 
 
 def _texts(record: Mapping[str, Any], columns: Sequence[str], where: str) -> dict[str, str]:
