@@ -1,4 +1,6 @@
 import json
+import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -19,9 +21,8 @@ IDENTITY = {
 
 def pair_of(**changes):
     identity = IDENTITY | changes
-    return SimpleNamespace(
-        identity=identity, device=torch.device("cpu"), **{name: identity[name] for name in ("name", "target_dim", "draft_dim")}
-    )  # fmt: skip
+    attributes = {name: identity[name] for name in ("name", "target_dim", "draft_dim")}
+    return SimpleNamespace(identity=identity, device=torch.device("cpu"), **attributes)
 
 
 @pytest.fixture
@@ -97,71 +98,54 @@ def test_the_same_models_under_other_names_are_the_same_pair(folder):
     load_verifier(folder, pair_of(name="label", target="elsewhere/target", draft="elsewhere/draft"))
 
 
-def damaged(folder, how):
-    config, weights = folder / "config.json", folder / "verifier.safetensors"
-    values = json.loads(config.read_text())
-    match how:
-        case "no folder":
-            return folder / "missing"
-        case "no config":
-            config.unlink()
-        case "no weights":
-            weights.unlink()
-        case "config cut":
-            config.write_text(config.read_text()[:-20])
-        case "config of a model":
-            config.write_text('{"model_type": "llama"}')
-        case "config a list":
-            config.write_text("[]")
-        case "field missing":
-            del values["task"]
-        case "field unknown":
-            values["extra"] = 1
-        case "field of another type":
-            values["draft_length"] = "five"
-        case "later version":
-            values["format_version"] = 2
-        case "weights cut":
-            weights.write_bytes(weights.read_bytes()[:-3])
-        case "weights empty":
-            weights.write_bytes(b"")
-        case "weights of another shape":
-            safetensors.torch.save_file({"weight": torch.zeros(4), "bias": torch.zeros(())}, weights)
-        case "weights of another name":
-            safetensors.torch.save_file({"w": torch.zeros(5), "bias": torch.zeros(())}, weights)
-        case "NaN weight":
-            safetensors.torch.save_file({"weight": torch.full((5,), float("nan")), "bias": torch.zeros(())}, weights)
-        case "infinite bias":
-            safetensors.torch.save_file({"weight": torch.zeros(5), "bias": torch.tensor(float("inf"))}, weights)
-    if how.startswith("field") or how == "later version":
-        config.write_text(json.dumps(values))
-    return folder
+def edit(**changes):
+    """Change fields of config.json; None takes a field out."""
+
+    def apply(folder):
+        values = json.loads((folder / "config.json").read_text()) | changes
+        kept = {name: value for name, value in values.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(kept))
+
+    return apply
+
+
+def config(text):
+    return lambda folder: (folder / "config.json").write_text(text)
+
+
+def weights(**tensors):
+    return lambda folder: safetensors.torch.save_file(tensors, folder / "verifier.safetensors")
+
+
+def cut(name, keep):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:keep])
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("damage", "message"),
     [
-        ("no folder", "no such folder"),
-        ("no config", "config.json: No such file"),
-        ("no weights", "verifier.safetensors: No such file"),
-        ("config cut", "config.json is damaged"),
-        ("config of a model", "is not a verifier's"),
-        ("config a list", "is not a verifier's"),
-        ("field missing", "lacks field 'task'"),
-        ("field unknown", "unknown field 'extra'"),
-        ("field of another type", "draft_length = 'five'"),
-        ("later version", "format_version is 2, this version reads 1"),
-        ("weights cut", "verifier.safetensors is damaged"),
-        ("weights empty", "verifier.safetensors is damaged"),
-        ("weights of another shape", "instead of {'weight': (5,), 'bias': ()}"),
-        ("weights of another name", "instead of"),
-        ("NaN weight", "NaN or infinite"),
-        ("infinite bias", "NaN or infinite"),
+        (shutil.rmtree, "no such folder"),
+        (lambda folder: (folder / "config.json").unlink(), "config.json: No such file"),
+        (lambda folder: (folder / "verifier.safetensors").unlink(), "verifier.safetensors: No such file"),
+        (cut("config.json", -20), "config.json is damaged"),
+        (config('{"model_type": "llama"}'), "is not a verifier's"),
+        (config("[]"), "is not a verifier's"),
+        (edit(task=None), "lacks field 'task'"),
+        (edit(extra=1), "unknown field 'extra'"),
+        (edit(draft_length="five"), "draft_length = 'five'"),
+        (edit(format_version=2), "format_version is 2, this version reads 1"),
+        (cut("verifier.safetensors", -3), "verifier.safetensors is damaged"),
+        (cut("verifier.safetensors", 0), "verifier.safetensors is damaged"),
+        (weights(weight=torch.zeros(4), bias=torch.zeros(())), "instead of {'weight': (5,), 'bias': ()}"),
+        (weights(w=torch.zeros(5), bias=torch.zeros(())), "instead of {'weight': (5,), 'bias': ()}"),
+        (weights(weight=torch.full((5,), math.nan), bias=torch.zeros(())), "NaN or infinite"),
+        (weights(weight=torch.zeros(5), bias=torch.tensor(math.inf)), "NaN or infinite"),
     ],
 )
-def test_damage_is_one_line(folder, how, message):
+def test_damage_is_one_line(folder, damage, message):
+    damage(folder)
     with pytest.raises(CheckpointError) as refusal:
-        load_verifier(damaged(folder, how), pair_of())
+        load_verifier(folder, pair_of())
     assert message in str(refusal.value)
     assert str(refusal.value).startswith("verifier.checkpoint = ")
 

@@ -4,7 +4,7 @@ Maximised: `E_{x~v}[R(x)] + lambda * E[mean_t (1 - TV(q_t, v_t))]`, where `v = w
 token. As `log v(x) = log(w*p(x) + (1-w)*q(x))` and `TV(q, v) = w*TV(p, q)`, a position needs only its features,
 `p(x)`, `q(x)` and `TV(p, q)`.
 
-Shapes: N judged positions of all sequences one after the other, S sequences, P prompts, K rollouts of a prompt, D features.
+Shapes: N judged positions of all sequences, one after the other; S sequences = P prompts x K rollouts; D features.
 """
 
 from dataclasses import dataclass
