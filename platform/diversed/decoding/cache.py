@@ -104,6 +104,7 @@ class SlotModel:
         self.vocab_size = vocab_size
         self.device = model.device
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
+        self._columns_L = torch.arange(0)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
 
@@ -118,8 +119,12 @@ class SlotModel:
         """
         N = tokens_BN.shape[1]
         visible = int(starts_B.max()) + N
-        positions_BN = (starts_B[:, None] + torch.arange(N)).to(self.device)
-        mask_B1NL = (torch.arange(visible, device=self.device) <= positions_BN[..., None])[:, None]
+        if len(self._columns_L) < visible:
+            self._columns_L = torch.arange(2 * visible, device=self.device)
+        positions_BN = starts_B.to(self.device)[:, None] + self._columns_L[:N]
+        # Additive: attention would turn a boolean mask into this anew in every layer.
+        seen_BNL = self._columns_L[:visible] <= positions_BN[..., None]
+        mask_B1NL = torch.where(seen_BNL, 0.0, -torch.inf).to(self.model.dtype)[:, None]
         self.cache.point(rows, positions_BN, visible)
         captured: list[Tensor] = []
         handle = None

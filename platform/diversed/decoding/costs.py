@@ -79,7 +79,7 @@ def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
         role.reserve(1, CONTEXT + max(lengths) + 1)
         role.prefill(slice(0, 1), prompt_BK[:, :-1])
     longest = max(max(lengths) - 1, 1)
-    sampling = Sampling(torch.ones(1))
+    sampling = Sampling()
     u_BM = torch.full((1, longest + 1), 0.5, dtype=torch.float64)
     starts_B, last_B = torch.tensor([CONTEXT - 1]), prompt_BK[:, -1]
 

@@ -48,6 +48,7 @@ class Engine:
         self.slots, self.context = slots, context
         self._eos_E = torch.tensor(sorted(eos_ids))
         self._rows: list[tuple[int, Request]] = []  # (ticket, request) of slots 0..B-1
+        self._sampling = Sampling()  # of the active rows
         self._capacity = 0  # output positions per slot
         self._noise_ST3 = torch.zeros(0, 0, 3, dtype=torch.float64)
         self._out: dict[str, Tensor] = {}  # per output position, [S, T, ...]
@@ -141,12 +142,10 @@ class Engine:
             "budget": torch.tensor([request.max_new_tokens for request in requests]),
             "last": prompts_RK.gather(1, ends_R1)[:, 0],
             "previous": prompts_RK.gather(1, (ends_R1 - 1).clamp_min(0))[:, 0],
-            "temperature": torch.tensor([request.temperature for request in requests]),
-            "top_k": torch.tensor([request.top_k for request in requests]),
-            "top_p": torch.tensor([request.top_p for request in requests]),
         }
         for name, value_R in values.items():
             self._state[name][rows] = value_R
+        self._sampling = self._active_sampling()
         if prompts_RK.shape[1] > 1:  # the last token is read in the first round, where its logits are needed
             for role in (self.drafter, self.target):
                 if role is not None:
@@ -178,31 +177,20 @@ class Engine:
         """One block for all rows; the (ticket, Generation) of those that finished."""
         B = len(self._rows)
         state = {name: value_S[:B] for name, value_S in self._state.items()}
-        sampling = self._sampling(state)
         limit_B = (state["budget"] - state["length"] - 1).clamp(max=self.draft_length)
         N = int(limit_B.max())
         at_BM = state["length"][:, None] + torch.arange(N + 1)
         noise_BM3 = self._noise_ST3[:B].gather(1, at_BM[..., None].expand(-1, -1, 3))
         proposal = None
         if N > 0 and self.drafter is not None:
-            proposal = self.drafter.propose(self._draft_input(state, limit_B, noise_BM3[:, :N, DRAFT], sampling))
-        block = VerifyInput(
-            state["last"].clone(), state["total"] - 1, noise_BM3[:, :N, COIN], noise_BM3[:, :, LAST], sampling
-        )
+            proposal = self.drafter.propose(self._draft_input(state, limit_B, noise_BM3[:, :N, DRAFT]))
+        coins_BN, u_BM = noise_BM3[:, :N, COIN], noise_BM3[:, :, LAST]
+        block = VerifyInput(state["last"].clone(), state["total"] - 1, coins_BN, u_BM, self._sampling)
         verdict, features_BMD = self.target.verify(block, proposal)
         finished_B = self._emit(state, verdict, features_BMD)
         return self._release([row for row, finished in enumerate(finished_B.tolist()) if finished])
 
-    def _sampling(self, state: dict[str, Tensor]) -> Sampling:
-        greedy_B = state["temperature"] == 0
-        return Sampling(
-            state["temperature"].clone(),
-            state["top_k"].clone() if bool((state["top_k"] > 0).any()) else None,
-            state["top_p"].clone() if bool((state["top_p"] < 1).any()) else None,
-            greedy_B if bool(greedy_B.any()) else None,
-        )
-
-    def _draft_input(self, state: dict[str, Tensor], limit_B: Tensor, u_BN: Tensor, sampling: Sampling) -> DraftInput:
+    def _draft_input(self, state: dict[str, Tensor], limit_B: Tensor, u_BN: Tensor) -> DraftInput:
         """What the drafter has not read: the last token, and after an all-accepted block also the one before it."""
         counts_B = state["total"] - state["read"]
         if int(counts_B.max()) == 1:
@@ -210,13 +198,14 @@ class Engine:
         else:
             first_B = torch.where(counts_B == 2, state["previous"], state["last"])
             tokens_BK = torch.stack([first_B, state["last"]], 1)
-        return DraftInput(tokens_BK, counts_B, state["read"].clone(), limit_B.clamp_min(0), u_BN, sampling)
+        return DraftInput(tokens_BK, counts_B, state["read"].clone(), limit_B.clamp_min(0), u_BN, self._sampling)
 
     def _emit(self, state: dict[str, Tensor], verdict: Verdict, features_BMD: Tensor | None) -> Tensor:
         """Write a verdict to the rows' outputs and advance them; which rows are finished, [B] bool."""
         B, M = verdict.tokens_BM.shape
         column_M = torch.arange(M)
-        stop_BM = torch.isin(verdict.tokens_BM, self._eos_E) & (column_M < verdict.emitted_B[:, None])
+        is_eos_BM = (verdict.tokens_BM[..., None] == self._eos_E).any(-1)
+        stop_BM = is_eos_BM & (column_M < verdict.emitted_B[:, None])
         stopped_B = stop_BM.any(-1)
         emitted_B = torch.where(stopped_B, stop_BM.long().argmax(-1) + 1, verdict.emitted_B)
         accepted_B = torch.minimum(emitted_B, verdict.emitted_B - 1)
@@ -245,6 +234,19 @@ class Engine:
         state["rounds"].add_(1)
         return stopped_B | (state["length"] >= state["budget"])
 
+    def _active_sampling(self) -> Sampling:
+        """The sampling laws of the active rows, without what none of them uses."""
+        requests = [request for _, request in self._rows]
+        temperatures = [request.temperature for request in requests]
+        top_ks = [request.top_k for request in requests]
+        top_ps = [request.top_p for request in requests]
+        return Sampling(
+            temperature_B=torch.tensor(temperatures) if set(temperatures) - {0, 1} else None,
+            top_k_B=torch.tensor(top_ks) if any(top_ks) else None,
+            top_p_B=torch.tensor(top_ps) if min(top_ps, default=1) < 1 else None,
+            greedy_B=torch.tensor(temperatures) == 0 if 0 in temperatures else None,
+        )
+
     def _release(self, rows: list[int]) -> list[tuple[int, Generation]]:
         """Take finished rows out; the last rows move into their slots."""
         finished = [(self._rows[row][0], self._generation(row)) for row in rows]
@@ -261,13 +263,15 @@ class Engine:
                 self._noise_ST3[row] = self._noise_ST3[source]
                 self._rows[row] = self._rows[source]
             self._rows.pop()
+        if rows:
+            self._sampling = self._active_sampling()
         return finished
 
     def _generation(self, row: int) -> Generation:
         request = self._rows[row][1]
         length, rounds = int(self._state["length"][row]), int(self._state["rounds"][row])
         out = {name: value_ST[row, :length].clone() for name, value_ST in self._out.items()}
-        stopped = bool(torch.isin(out["tokens"][-1], self._eos_E))
+        stopped = bool((out["tokens"][-1] == self._eos_E).any())
         return Generation(
             request=request,
             tokens=out["tokens"].tolist(),
@@ -301,9 +305,6 @@ STATE = {
     "budget": torch.long,
     "last": torch.long,
     "previous": torch.long,
-    "temperature": torch.float32,
-    "top_k": torch.long,
-    "top_p": torch.float32,
 }
 
 

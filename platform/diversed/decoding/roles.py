@@ -38,7 +38,7 @@ Weigh = Callable[[Tensor], Tensor]  # features [..., D_draft + D_target] float32
 class Sampling:
     """The sampling law of each row; None where no row needs it."""
 
-    temperature_B: Tensor
+    temperature_B: Tensor | None = None
     top_k_B: Tensor | None = None
     top_p_B: Tensor | None = None
     greedy_B: Tensor | None = None
@@ -48,7 +48,7 @@ class Sampling:
 
     def to(self, device: torch.device) -> "Sampling":
         fields = (getattr(self, name) for name in self.__slots__)
-        return Sampling(*(None if value is None else value.to(device) for value in fields))  # type: ignore[arg-type]
+        return Sampling(*(None if value is None else value.to(device) for value in fields))
 
 
 @dataclass(slots=True)
@@ -133,11 +133,10 @@ class LocalDrafter(_LocalRole):
     def propose(self, block: DraftInput) -> Proposal:
         device = self.slots.device
         rows = slice(0, len(block.counts_B))
-        sampling, u_BN, limit_B = block.sampling.to(device), block.u_BN.to(device), block.limit_B.to(device)
+        sampling, u_BN = block.sampling.to(device), block.u_BN.to(device)
         N = int(block.limit_B.max())
-        ended_B = limit_B <= 0
-        drafted_B = torch.zeros_like(limit_B)
-        tokens, laws, hiddens = [], [], []
+        ended_B = torch.zeros(len(block.limit_B), dtype=torch.bool, device=device)
+        tokens, ends, laws, hiddens = [], [], [], []
         feed_BK, starts_B = block.tokens_BK, block.starts_B
         last_BK = (block.counts_B - 1)[:, None]  # a row's newest token; what follows it is padding
         for i in range(N):
@@ -153,15 +152,15 @@ class LocalDrafter(_LocalRole):
             laws.append(q_B1V)
             if hidden_BKD is not None:
                 hiddens.append(hidden_BKD)
-            drafted_B = drafted_B + ~ended_B
-            ended_B = ended_B | torch.isin(x_B, self.eos_E) | (drafted_B >= limit_B)
-            if bool(ended_B.all()):
+            ends.append(ended_B)
+            ended_B = ended_B | (x_B[:, None] == self.eos_E).any(-1)
+            if i == N - 1 or bool(ended_B.all()):
                 break
             starts_B = block.starts_B + block.counts_B + i
             feed_BK = x_B[:, None].cpu()
-        return Proposal(
-            torch.stack(tokens, 1), drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None
-        )
+        drafted_B = torch.minimum((~torch.stack(ends, 1)).sum(-1), block.limit_B.to(device))
+        hidden_BND = torch.cat(hiddens, 1) if hiddens else None
+        return Proposal(torch.stack(tokens, 1), drafted_B, torch.cat(laws, 1), hidden_BND)
 
 
 class LocalTarget(_LocalRole):

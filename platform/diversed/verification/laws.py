@@ -10,16 +10,20 @@ __all__ = ["draw", "residual", "sampling_law", "total_variation"]
 
 
 def sampling_law(
-    logits_BNV: Tensor, temperature_B: Tensor, top_k_B: Tensor | None = None, top_p_B: Tensor | None = None
+    logits_BNV: Tensor,
+    temperature_B: Tensor | None = None,
+    top_k_B: Tensor | None = None,
+    top_p_B: Tensor | None = None,
 ) -> Tensor:
     """Logits -> the law tokens are drawn from, [B, N, V] float32.
 
     Order: temperature, top-k, top-p, as users of `generate` know it. A row with temperature 0 keeps its soft law at
-    temperature 1 (`mixture-argmax`: greedy rows compare soft laws and take an argmax). `top_k_B` 0 and `top_p_B` 1
-    leave a row alone; None leaves all rows alone and costs nothing.
+    temperature 1 (`mixture-argmax`: greedy rows compare soft laws and take an argmax). `temperature_B` 1, `top_k_B` 0
+    and `top_p_B` 1 leave a row alone; None leaves all rows alone and costs nothing.
     """
-    scale_B11 = torch.where(temperature_B > 0, temperature_B, 1.0).to(torch.float32)[:, None, None]
-    logits_BNV = logits_BNV.to(torch.float32) / scale_B11
+    logits_BNV = logits_BNV.float()
+    if temperature_B is not None:
+        logits_BNV = logits_BNV / torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
     if top_k_B is None and top_p_B is None:
         return logits_BNV.softmax(-1)
     # One sort serves both filters. Ranks break ties, so exactly k tokens stay.
@@ -40,15 +44,11 @@ def sampling_law(
 def draw(law_BV: Tensor, u_B: Tensor) -> Tensor:
     """One token per row by inverse transform, [B] int64; `law` need not be normalised, `u` in [0, 1).
 
-    A token of probability zero is never drawn. The running sum is float64: a float32 sum over a large vocabulary
-    would bias rare tokens.
+    A token of probability zero is never drawn: in float64, u < 1 gives u * total < total, and the first index whose sum
+    exceeds the point lies on the support. A float32 sum over a large vocabulary would also bias rare tokens.
     """
     cumulative_BV = law_BV.cumsum(-1, dtype=torch.float64)
-    total_B1 = cumulative_BV[..., -1:]
-    # Strictly below the total, so that searchsorted (first index whose sum exceeds the point) stays on the support.
-    point_B1 = torch.minimum(
-        u_B[..., None].to(torch.float64) * total_B1, torch.nextafter(total_B1, total_B1.new_zeros(()))
-    )
+    point_B1 = u_B[..., None] * cumulative_BV[..., -1:]
     return torch.searchsorted(cumulative_BV, point_B1, right=True).squeeze(-1)
 
 

@@ -18,6 +18,7 @@ from enum import IntEnum
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diversed.settings import DecodeSettings, Method
 from diversed.verification.laws import draw, residual, total_variation
@@ -108,13 +109,13 @@ def verify(
     """
     B, M, V = p_BMV.shape
     N = M - 1
+    if N == 0:
+        return _autoregressive_step(p_BMV, u_BM, greedy_B)
     column_M = torch.arange(M, device=p_BMV.device)
     valid_BN = column_M[:N] < drafted_B[:, None]
     # q = 0 past the drafted tokens: there the residual of p and q is p, which is the bonus token's law.
-    q_BMV = torch.zeros_like(p_BMV)
-    q_BMV[:, :N] = q_BNV * valid_BN[..., None]
-    w_BM = torch.ones(B, M, device=p_BMV.device)
-    w_BM[:, :N] = torch.where(valid_BN, torch.as_tensor(w_BN, dtype=w_BM.dtype, device=w_BM.device), 1.0)
+    q_BMV = pad(q_BNV * valid_BN[..., None], (0, 0, 0, 1))
+    w_BM = pad(torch.where(valid_BN, w_BN, 1.0), (0, 1), value=1.0)
 
     index_BN1 = x_BN[..., None]
     p_x_BN = p_BMV[:, :N].gather(-1, index_BN1).squeeze(-1)
@@ -148,6 +149,24 @@ def verify(
         q_BM=q_BMV.gather(-1, tokens_BM[..., None]).squeeze(-1),
         tv_BM=tv_BM,
         w_BM=w_BM,
+    )
+
+
+def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -> Verdict:
+    """N = 0: one bonus token per row."""
+    token_B = draw(p_BMV[:, 0], u_BM[:, 0])
+    if greedy_B is not None:
+        token_B = torch.where(greedy_B, p_BMV[:, 0].argmax(-1), token_B)
+    zero_B1 = torch.zeros_like(p_BMV[..., 0])
+    return Verdict(
+        tokens_BM=token_B[:, None],
+        emitted_B=torch.ones_like(token_B),
+        drafted_B=torch.zeros_like(token_B),
+        kind_BM=torch.full_like(token_B, int(Kind.BONUS))[:, None],
+        p_BM=p_BMV[:, 0].gather(-1, token_B[:, None]),
+        q_BM=zero_B1,
+        tv_BM=zero_B1,
+        w_BM=zero_B1 + 1,
     )
 
 
