@@ -134,7 +134,8 @@ def test_divergence_is_an_error_and_leaves_no_checkpoint(settings, trainer_of, t
     trainer.engines = lambda decode, _head, collect: engines(decode, Calm(), collect)
     with pytest.raises(DiversedError, match=r"diverged at update 1: .* lower train.learning_rate = 0.05"):
         list(trainer.epochs(tmp_path / "run"))
-    assert latest_checkpoint(tmp_path / "run") is None
+    with pytest.raises(CheckpointError, match="no epoch was finished"):
+        latest_checkpoint(tmp_path / "run")
     assert engine_head is trainer.head
     assert engines.made[0].closed == 1
 

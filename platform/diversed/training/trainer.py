@@ -54,11 +54,11 @@ def learning_rate(update: int, updates: int, peak: float, warmup: int) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (update - warmup) / (updates - warmup)))
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest whole epoch folder (a verifier folder) of a training folder; None if no epoch was finished."""
+def latest_checkpoint(folder: Path) -> Path:
+    """The newest whole epoch folder (a verifier folder) of a training folder; CheckpointError if there is none."""
     pointer = folder / LATEST
     if not pointer.is_file():
-        return None
+        raise CheckpointError(f"training folder {folder}: no epoch was finished; train there first")
     return folder / str(_read_json(pointer)["folder"])
 
 
@@ -239,9 +239,9 @@ class Trainer:
 
     def _restore(self, folder: Path) -> int:
         """Take up the newest checkpoint of `folder`; how many epochs are done."""
-        checkpoint = latest_checkpoint(folder)
-        if checkpoint is None:
+        if not (folder / LATEST).is_file():
             return 0
+        checkpoint = latest_checkpoint(folder)
         state = _read_json(checkpoint / STATE)
         there, here = flatten(state["identity"]), flatten(self.identity)
         different = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
@@ -254,7 +254,7 @@ class Trainer:
         self.head.load_state_dict(head.state_dict())
         self._load_optimizer(checkpoint / OPTIMIZER)
         self.update, self.report, self.updates = state["update"], state["report"], state["updates"]
-        self.console.print(f"resumed after epoch {state['epoch']} of {checkpoint}", highlight=False)
+        self.console.print(f"resumed after epoch {state['epoch']} of {checkpoint}", highlight=False, soft_wrap=True)
         return int(state["epoch"])
 
     def _optimizer_tensors(self) -> dict[str, torch.Tensor]:
