@@ -8,11 +8,12 @@ the key stands for the settings that matter. Curves go to MLflow. An interrupted
 """
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diversed.settings import Settings
+from diversed.settings import Placement, Settings
 from jobs._main import job
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 def train_verifier(settings: Settings) -> None:
     from rich.console import Console
 
-    from diversed.cluster import engine_for
+    from diversed.cluster import connect, engine_for
     from diversed.models import load_pair, set_threads
     from diversed.tasks import get_task
     from diversed.tracking import Tracker
@@ -35,7 +36,8 @@ def train_verifier(settings: Settings) -> None:
     trainer = Trainer(settings, pair, get_task(settings.task.name), partial(engine_for, settings.pair, pair), console)
     folder = settings.output / "train" / settings.label / trainer.key
     tracker = Tracker(settings)
-    with tracker.run(f"train {settings.label}", key=f"train-{trainer.key}", tags={"stage": "train"}) as run:
+    cluster = connect() if settings.pair.placement is Placement.ACTORS else nullcontext()
+    with cluster, tracker.run(f"train {settings.label}", key=f"train-{trainer.key}", tags={"stage": "train"}) as run:
         checkpoint = train_and_log(trainer, folder, run)
     console.print(f"verifier: {checkpoint}", soft_wrap=True, highlight=False)
 

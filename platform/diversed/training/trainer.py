@@ -121,9 +121,8 @@ class Trainer:
                 self._save(folder, epoch)
                 shown = "  ".join(f"{name} {self.report[name]:.3f}" for name in HEADLINE if name in self.report)
                 seconds = self.report["seconds_rollouts"] + self.report["seconds_learner"]
-                self.console.print(
-                    f"epoch {epoch}/{self.settings.train.epochs}: {shown}  {seconds:.1f} s", highlight=False
-                )
+                line = f"epoch {epoch}/{self.settings.train.epochs}: {shown}  {seconds:.1f} s"
+                self.console.print(line, highlight=False, soft_wrap=True)
                 yield dict(self.report)
         finally:
             engine.close()
