@@ -1,0 +1,196 @@
+"""Draft and target in actors: the tokens of the in-process engine, and clear ends when an actor is gone."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from diversed.cluster.actors import _Actors, engine_for
+from diversed.decoding import Engine, Generation, Request
+from diversed.errors import ClusterError, DiversedError, PairError
+from diversed.models import Pair
+from diversed.seeding import derive_seed
+from diversed.settings import DecodeSettings, PairSettings
+from diversed.verifier import Head
+
+pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(300)]
+
+IN_PROCESS = PairSettings()
+ACTORS = PairSettings(placement="actors")
+STRICT = DecodeSettings(method="strict", batch_size=4)
+
+
+def requests_of(prompts: list[list[int]], decode: DecodeSettings) -> list[Request]:
+    """Unequal lengths of output as well: rows join and leave at different rounds."""
+    return [Request.of(prompt, 16 + index, derive_seed(5, index), decode) for index, prompt in enumerate(prompts)]
+
+
+def discrete(answer: Generation) -> tuple[Any, ...]:
+    counts = answer.kind_T.tolist(), answer.accepted_R.tolist(), answer.drafted_R.tolist()
+    return answer.tokens, answer.finish_reason, *counts
+
+
+def outcome(engine: Engine, requests: list[Request]) -> list[tuple[Any, ...]]:
+    return [discrete(answer) for answer in engine.generate(requests)]
+
+
+@pytest.fixture(scope="module")
+def kept(ray_session: None, pair: Pair) -> Iterator[Engine]:
+    """An open engine keeps the actors for the tests that follow."""
+    engine = engine_for(ACTORS, pair, STRICT)
+    yield engine
+    engine.close()
+    assert not _Actors._live
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+@pytest.mark.parametrize("method", ["autoregressive", "strict", "static", "diversed"])
+def test_same_seed_same_tokens_in_process_and_in_actors(
+    pair: Pair, prompts: list[list[int]], head: Head, method: str, temperature: float, batch_size: int
+) -> None:
+    decode = DecodeSettings(method=method, temperature=temperature, batch_size=batch_size)
+    weigh = head if method == "diversed" else None
+    here, there = (engine_for(settings, pair, decode, weigh, True) for settings in (IN_PROCESS, ACTORS))
+    requests = requests_of(prompts if batch_size > 1 else prompts[2:5], decode)
+    try:
+        for mine, theirs in zip(here.generate(requests), there.generate(requests), strict=True):
+            assert discrete(mine) == discrete(theirs)
+            torch.testing.assert_close(mine.w_T, theirs.w_T)
+            torch.testing.assert_close(mine.features_TD, theirs.features_TD)
+    finally:
+        there.close()
+
+
+@pytest.mark.usefixtures("kept")
+def test_streams_alike(pair: Pair, prompts: list[list[int]], head: Head) -> None:
+    decode = DecodeSettings(batch_size=1)
+    here, there = (engine_for(settings, pair, decode, head) for settings in (IN_PROCESS, ACTORS))
+    request = requests_of(prompts, decode)[3]
+    try:
+        assert [tokens for tokens, _ in here.stream(request)] == [tokens for tokens, _ in there.stream(request)]
+    finally:
+        there.close()
+
+
+@pytest.mark.usefixtures("kept")
+def test_actors_see_the_head_as_it_is_at_each_call(pair: Pair, prompts: list[list[int]], head: Head) -> None:
+    decode = DecodeSettings(batch_size=8)
+    here, there = (engine_for(settings, pair, decode, head) for settings in (IN_PROCESS, ACTORS))
+    requests = requests_of(prompts, decode)
+    try:
+        before = outcome(there, requests)
+        assert before == outcome(here, requests)
+        with torch.no_grad():
+            head.bias.fill_(-4.0)  # nearly all weight to the draft
+        after = outcome(there, requests)
+        assert after == outcome(here, requests)
+        assert after != before
+    finally:
+        there.close()
+
+
+@pytest.mark.usefixtures("kept")
+def test_engines_of_one_process_share_the_actors(pair: Pair, prompts: list[list[int]], head: Head) -> None:
+    """A trainer's engine stays open while its head is evaluated by another."""
+    first = engine_for(ACTORS, pair, STRICT)
+    second = engine_for(ACTORS, pair, DecodeSettings(batch_size=2), head)
+    requests = requests_of(prompts, STRICT)
+    alone = outcome(first, requests)
+    outcome(second, requests)
+    assert len(_Actors._live) == 1
+    second.close()
+    second.close()
+    assert outcome(first, requests) == alone
+    first.close()
+    assert next(iter(_Actors._live.values())).users == 2  # the two roles of `kept`
+
+
+@pytest.mark.usefixtures("kept")
+def test_an_error_in_an_actor_arrives_as_itself(pair: Pair) -> None:
+    """Nobody waits for the reading of prompts: an unknown token there fails the round that follows, in each actor."""
+    engine = engine_for(ACTORS, pair, STRICT)
+    assert engine.drafter is not None
+    try:
+        for role in (engine.drafter, engine.target):
+            role.reserve(4, 16)
+            role.prefill(slice(0, 1), torch.tensor([[10**6]]))
+            with pytest.raises(IndexError):
+                engine.generate([Request((1, 2, 3), 4, 0)])
+            assert len(engine.generate([Request((1, 2, 3), 4, 0)])[0].tokens) == 4
+    finally:
+        engine.close()
+
+
+def test_pair_error_in_an_actor_is_one_line(pair: Pair) -> None:
+    settings = PairSettings(placement="actors", name="nobody")
+    with pytest.raises(PairError, match="nobody"):
+        engine_for(settings, pair, STRICT)
+    assert not [key for key, _ in _Actors._live if key.name == "nobody"]
+
+
+@pytest.mark.parametrize("name", ["target", "draft"])
+def test_death_of_an_actor_is_one_line_and_the_next_engine_is_new(
+    pair: Pair, prompts: list[list[int]], name: str
+) -> None:
+    import ray
+
+    settings = ACTORS.model_copy(update={"draft_layers": 1})  # not the actors of the tests above
+    engine = engine_for(settings, pair, STRICT)
+    requests = requests_of(prompts, STRICT)
+    expected = outcome(engine, requests)
+    actors = next(actors for (key, _), actors in _Actors._live.items() if key == settings)
+
+    def end_it(done: int) -> None:
+        if done == 0:
+            ray.kill(actors.handles[name])
+
+    with pytest.raises(DiversedError, match=rf"the {name} actor died") as caught:
+        engine.generate(requests, end_it)
+    assert "\n" not in str(caught.value)
+    engine.close()
+    again = engine_for(settings, pair, STRICT)
+    assert outcome(again, requests) == expected
+    again.close()
+    assert settings not in [key for key, _ in _Actors._live]
+
+
+def test_more_than_the_cluster_has_is_refused_before_anything_starts(pair: Pair) -> None:
+    with pytest.raises(ClusterError, match=r"the engine: CPU=48 \(target CPU=32, draft CPU=16\) but the cluster has"):
+        engine_for(PairSettings(placement="actors", threads=64), pair, STRICT)
+
+
+def test_actors_take_the_callers_placement_group(pair: Pair, prompts: list[list[int]]) -> None:
+    """As in a Tune trial or a Serve replica: bundle 0 is the caller, 1 the target, 2 the draft."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    from diversed.cluster.resources import search_plan
+    from diversed.settings import Settings
+
+    plan = search_plan(Settings(pair={"placement": "actors"}), [{"CPU": 2.0}])
+
+    def trial(group_id: str) -> tuple[list[tuple[Any, ...]], list[int]]:
+        from ray.util.placement_group import get_current_placement_group
+        from ray.util.state import list_actors
+
+        assert get_current_placement_group().id.hex() == group_id
+        engine = engine_for(ACTORS, pair, STRICT)
+        try:
+            used = [actor for actor in list_actors(detail=True) if actor.placement_group_id == group_id]
+            return outcome(engine, requests_of(prompts, STRICT)), [len(used)]
+        finally:
+            engine.close()
+
+    group = placement_group(plan.placement, strategy="PACK")
+    try:
+        strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
+        task = ray.remote(trial).options(num_cpus=plan.bundles[0].cpus, scheduling_strategy=strategy)
+        tokens, counts = ray.get(task.remote(group.id.hex()), timeout=240)
+    finally:
+        remove_placement_group(group)
+    assert tokens == outcome(engine_for(IN_PROCESS, pair, STRICT), requests_of(prompts, STRICT))
+    assert counts == [2]
