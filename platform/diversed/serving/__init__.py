@@ -1,0 +1,1 @@
+"""The OpenAI-compatible endpoint: wire format, decoding service, HTTP routes, deployment."""
