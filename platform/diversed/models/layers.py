@@ -40,8 +40,13 @@ def check_layers(name: str, config: PreTrainedConfig) -> None:
             continue
         size = f" of {window} in a context of {context}" if window is not None else ""
         raise PairError(f"model {name} ({config.model_type}): {layer_type} layers{size}; {NEEDED}")
-    if "position_ids" not in inspect.signature(architecture.forward).parameters:
-        raise PairError(f"model {name} ({config.model_type}): takes no explicit position ids; give another model")
+    takes = inspect.signature(architecture.forward).parameters
+    if (
+        "position_ids" not in takes
+        or not {"cache", "past_key_values"} & takes.keys()
+        or getattr(config, "alibi", False)
+    ):
+        raise PairError(f"model {name} ({config.model_type}): no cache with explicit position ids; give another model")
 
 
 def context_length(name: str, text_config: PreTrainedConfig) -> int:

@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GenerationConfig,
+    GgufConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -175,9 +176,11 @@ class _Source:
     def weights(self, dtype: torch.dtype) -> PreTrainedModel:
         if self.gguf_file is None:
             self._weight_files()
+        # Plain weights: with a kernel for packed blocks the model would compute in another dtype than asked for.
+        plain = {} if self.gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
         with _reading(self.name):
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                **self.arguments, dtype=dtype, use_safetensors=True, output_loading_info=True
+                **self.arguments, **plain, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
         model, report = loaded
         if report["missing_keys"]:  # transformers would only warn, and draw them at random
