@@ -20,8 +20,8 @@ from rich.console import Console
 from diversed.artifacts import git_commit, write_text_atomic
 from diversed.decoding import Engine, Request, Weigh
 from diversed.errors import DataError
+from diversed.evaluation.console import Bar
 from diversed.evaluation.metrics import ExampleResult, example_result
-from diversed.evaluation.progress import Bar
 from diversed.models import Pair
 from diversed.seeding import derive_seed
 from diversed.settings import DecodeSettings, Method, Settings
@@ -34,6 +34,7 @@ __all__ = [
     "compare",
     "evaluate_variant",
     "fingerprint",
+    "head_fingerprint",
     "matched_static",
     "prompt_seed",
     "read_results",
@@ -159,12 +160,14 @@ def compare(
     engine_factory: EngineFactory,
     folder: Path,
     console: Console,
+    results: dict[str, list[ExampleResult]] | None = None,
 ) -> dict[str, list[ExampleResult]]:
     """Results of each variant by label, from `folder` if they are there, else run and recorded there.
 
-    `variants` may be a generator that looks at earlier results before it names the next variant.
+    They are put into `results` one by one, so that `variants` may be a generator that looks at the earlier ones before
+    it names the next.
     """
-    results: dict[str, list[ExampleResult]] = {}
+    results = {} if results is None else results
     for variant in variants:
         path = folder / f"{_slug(variant.label)}.jsonl"
         wanted = fingerprint(pair, settings, variant, examples)
@@ -211,6 +214,8 @@ def read_results(path: Path) -> Recorded:
     """A file written by `compare`; DataError if it is none."""
     try:
         header, *lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+        if "fingerprint" not in header:
+            raise ValueError("its first line is no header")
         return Recorded(header, [ExampleResult(**line) for line in lines])
     except (OSError, ValueError, TypeError) as error:
         raise DataError(

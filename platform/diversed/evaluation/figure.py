@@ -24,6 +24,7 @@ STYLES: dict[str, dict[str, Any]] = {
     Method.DIVERSED: {"color": "#D55E00", "marker": "D", "markersize": 10},
 }
 NAMES = {Method.DIVERSED: "DIVERSED", Method.STATIC: "static ensemble, by w"}
+GREY = "#555555"
 INCHES = (9.6, 4.2)  # with these letters it reads well at README's 830 pixels
 DPI = 150
 
@@ -68,7 +69,7 @@ def _panel(ax: Axes, comparison: Comparison, pick: Pick) -> None:
         _markers(ax, statics, pick, Method.STATIC)
         for row in statics:
             ax.annotate(
-                f"{row.weight:g}", _point(row, pick), (6, 6), textcoords="offset points", fontsize=9, color="#555555"
+                f"{row.weight:g}", _point(row, pick), (6, 6), textcoords="offset points", fontsize=9, color=GREY
             )
     for method in (Method.AUTOREGRESSIVE, Method.STRICT, Method.DIVERSED):
         row = comparison.row(method.value)
@@ -80,6 +81,10 @@ def _panel(ax: Axes, comparison: Comparison, pick: Pick) -> None:
             quality = row.summary.metrics["quality"].scaled(100)
             ax.axhspan(quality.low, quality.high, color="#000000", alpha=0.08, zorder=0)
             ax.axhline(quality.value, color="#000000", linewidth=1, linestyle=":", zorder=0)
+            across = ax.get_yaxis_transform()
+            ax.text(
+                0.5, quality.value, method.value, transform=across, ha="center", va="bottom", fontsize=9, color=GREY
+            )
 
 
 def _markers(ax: Axes, rows: Sequence[MethodRow], pick: Pick, method: Method) -> None:

@@ -5,6 +5,7 @@ To add a metric, add its entry to `METRICS` or `RATES`, and to `ExampleResult` w
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -214,10 +215,9 @@ def summarise(results: Sequence[ExampleResult], bootstrap: Bootstrap) -> MethodS
         metrics[name] = None if columns is None else bootstrap.ratio(*columns)
     for name, is_so in RATES.items():
         metrics[name] = _rate([[float(is_so(r)) for r in group] for group in prompts], bootstrap)
-    width = max(len(r.accepted_histogram) for r in results)
-    histogram = sum(np.pad(r.accepted_histogram, (0, width - len(r.accepted_histogram))) for r in results)
+    histogram = [sum(counts) for counts in zip_longest(*(r.accepted_histogram for r in results), fillvalue=0)]
     defined = {name: estimate for name, estimate in metrics.items() if estimate is not None}
-    return MethodSummary(results[0].label, len(prompts), defined, np.asarray(histogram).tolist())
+    return MethodSummary(results[0].label, len(prompts), defined, histogram)
 
 
 def paired(
@@ -242,7 +242,7 @@ def paired_quality(
     Newcombe's interval where each prompt is simply right or wrong, else the bootstrap of the differences.
     """
     ours, theirs = _matched(results, baseline)
-    first, second = (np.array([np.mean([r.quality for r in group]) for group in side]) for side in (ours, theirs))
+    first, second = (np.array([_mean([r.quality for r in group]) for group in side]) for side in (ours, theirs))
     if max(map(len, ours + theirs)) == 1 and _is_binary(first) and _is_binary(second):
         a, b = first.astype(bool), second.astype(bool)
         return newcombe(*(int(np.count_nonzero(cell)) for cell in (a & b, a & ~b, ~a & b, ~a & ~b)))
@@ -251,10 +251,14 @@ def paired_quality(
 
 def _rate(values: list[list[float]], bootstrap: Bootstrap) -> Estimate:
     """Mean over prompts of one metric: Wilson if it is one yes or no per prompt."""
-    means = np.array([np.mean(group) for group in values])
+    means = np.array([_mean(group) for group in values])
     if max(map(len, values)) == 1 and _is_binary(means):
         return wilson(int(means.sum()), len(means))
     return bootstrap.mean(means)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _is_binary(values: Array) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from diversed.models import Pair
 from diversed.settings import DecodeSettings
@@ -35,7 +36,7 @@ class HuggingFace:
         config = self._config(max_new_tokens=max_new_tokens, **self._options)
         ids_1T = torch.tensor([list(prompt_ids)], device=pair.device)
         devices = [pair.device] if pair.device.type == "cuda" else []
-        with torch.random.fork_rng(devices), self._assistant() as assistant, torch.inference_mode():
+        with torch.random.fork_rng(devices), self._assistant() as assistant, _quiet(), torch.inference_mode():
             torch.manual_seed(seed)
             target: Any = pair.target
             output_1T = target.generate(
@@ -64,3 +65,14 @@ class HuggingFace:
     def _config(self, **options: Any) -> GenerationConfig:
         eos_ids = list(self._pair.eos_ids) or None
         return GenerationConfig(eos_token_id=eos_ids, pad_token_id=self._pair.pad_id, **options)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Assisted generation warns about how it calls itself."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)

@@ -123,7 +123,7 @@ def _origin(
         "date": max(header["date"] for header in headers),
         "git_commits": sorted({header["git_commit"] for header in headers if header["git_commit"]}),
         "git_dirty": provenance["git_dirty"],
-        "machine": f"{provenance['device']}, {provenance['cpus']} CPUs, {settings.pair.threads} of them per model process",
+        "machine": f"{provenance['device']}, {provenance['cpus']} CPUs ({settings.pair.threads} per model process)",
         "command": provenance["command"],
         "pair": run["evaluation"]["pair"],
         "head": next((header["head"] for header in headers if header.get("head")), None),
@@ -150,7 +150,7 @@ def _read_run(folder: Path) -> dict[str, Any]:
 
 
 def update_readme(readme: Path, block: str) -> None:
-    """Replace what stands between the two result markers of `readme`; ConfigError unless each is there once, in order."""
+    """Replace what stands between the two result markers of `readme`; ConfigError unless each is there once."""
     try:
         text = readme.read_text(encoding="utf-8")
     except OSError as error:

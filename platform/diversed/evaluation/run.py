@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -41,12 +42,14 @@ def run_evaluation(
 ) -> Comparison:
     """Compare all methods on the test prompts, measure their speed, write the report into `folder`.
 
-    Methods and times that are recorded there for the same work are not run again. Besides the grid, one more static
-    ensemble is run: the one that accepts as much as DIVERSED did.
+    With `settings.resume`, methods and times that are recorded there for the same work are not run again. Besides the
+    grid, one more static ensemble is run: the one that accepts as much as DIVERSED did.
     """
     examples = task.examples(settings.task, Split.TEST, settings.seed)
     if len(examples) < 2:
         raise ConfigError(f"task.test_size = {len(examples)}: an interval needs at least 2 prompts")
+    if not settings.resume and folder.exists():
+        shutil.rmtree(folder)
     write_run_record(folder, settings, evaluation={"metric": task.metric_name, "pair": dict(pair.identity)})
     variants = standard_variants(settings, head)
     results: dict[str, list[ExampleResult]] = {}

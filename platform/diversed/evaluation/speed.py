@@ -23,9 +23,9 @@ from diversed.decoding import Engine, Request
 from diversed.decoding.costs import Costs, predicted_speedup
 from diversed.errors import DataError
 from diversed.evaluation.compare import EngineFactory, Variant, fingerprint, prompt_seed
+from diversed.evaluation.console import Bar
 from diversed.evaluation.intervals import Array, Bootstrap, Estimate
 from diversed.evaluation.peers import HuggingFace
-from diversed.evaluation.progress import Bar
 from diversed.models import Pair
 from diversed.settings import DecodeSettings, Method, Settings
 from diversed.tasks import Example
@@ -72,6 +72,10 @@ def measure_speed(
     finally:
         for engine in engines:
             engine.close()
+    prices: dict[str, Any] = asdict(costs)
+    prices["t_target"] = {str(tokens): price for tokens, price in costs.t_target.items()}
+    # The prediction for a method is its block efficiency times this.
+    prices["speedup_per_block"] = predicted_speedup(1.0, settings.decode.draft_length, costs)
     record = {
         "scope": "wall clock, one prompt at a time",
         "fingerprint": wanted,
@@ -84,8 +88,7 @@ def measure_speed(
         "temperature": settings.decode.temperature,
         "draft_length": settings.decode.draft_length,
         "max_new_tokens": settings.task.max_new_tokens,
-        # The prediction of a method: its block efficiency times `speedup_per_block`.
-        "costs": asdict(costs) | {"speedup_per_block": predicted_speedup(1.0, settings.decode.draft_length, costs)},
+        "costs": prices,
         "prompts": [example.id for example in timed],
         "repeats": settings.evaluate.speed_repeats,
         "warmup": {"generations_left_out_per_method": WARMUPS, "seconds": warmup},

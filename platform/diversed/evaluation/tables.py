@@ -62,7 +62,7 @@ def console_table(comparison: Comparison) -> Table:
     """The comparison for a terminal: each number above its 95% interval."""
     columns = _columns(comparison.metric)
     table = Table(title=_title(comparison), title_justify="left", title_style="bold", pad_edge=False)
-    table.add_column("method")
+    table.add_column("method", no_wrap=True, min_width=20)
     for column in columns:
         table.add_column(column.title, justify="right", max_width=11)
     for row in comparison.methods:
@@ -100,10 +100,10 @@ def markdown(comparison: Comparison, figure: str) -> str:
     ]
     commits = ", ".join(f"`{commit[:12]}`" for commit in origin["git_commits"]) or "unknown"
     dirty = " with local changes" if origin["git_dirty"] else ""
+    intervals = f"{origin['resamples']} bootstrap resamples; Wilson and Newcombe where {comparison.metric} is yes or no"
     lines += [
         "",
-        f"<sub>95% intervals below the numbers; their unit is the prompt ({origin['resamples']} bootstrap resamples;"
-        f" Wilson and Newcombe where {comparison.metric} is yes or no).</sub>",
+        f"<sub>95% intervals below the numbers; their unit is the prompt ({intervals}).</sub>",
         f"<sub>{_timing(origin)}</sub>",
         f"<sub>{origin['date'][:10]}, commit {commits}{dirty}, {origin['machine']}:</sub>",
         f"<sub>`{_shown_command(origin['command'])}`</sub>",
@@ -135,7 +135,9 @@ def headlines(comparison: Comparison) -> list[str]:
 def _matched_line(comparison: Comparison, diversed: MethodRow) -> list[str]:
     """The static ensemble that accepts nearest to DIVERSED, if one accepts about as much."""
     wanted = _acceptance(diversed)
-    near = [row for row in comparison.statics() if abs(_acceptance(row) - wanted) < SAME_ACCEPTANCE and row.against_strict]
+    near = [
+        row for row in comparison.statics() if abs(_acceptance(row) - wanted) < SAME_ACCEPTANCE and row.against_strict
+    ]
     if not near:
         return []
     row = min(near, key=lambda row: abs(_acceptance(row) - wanted))

@@ -1,4 +1,4 @@
-"""Progress that fits where it is shown: a bar on a terminal, one line per finished step in a log."""
+"""What a run shows: a bar on a terminal, one line per finished step in a log; tables wide enough to be read in both."""
 
 import time
 from types import TracebackType
@@ -7,7 +7,15 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "make_console"]
+
+LOG_WIDTH = 130  # columns of a file or a job's log, which has no width of its own
+
+
+def make_console() -> Console:
+    """A terminal's console at its width, a log's at the width of the comparison table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
 class Bar:
