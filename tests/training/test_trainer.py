@@ -1,5 +1,6 @@
 """The loop and its checkpoints, on laws that are tables; `test_training.py` has the real engine and models."""
 
+import io
 import json
 import shutil
 
@@ -115,6 +116,14 @@ def test_a_line_per_epoch_in_a_log_and_nothing_without_a_console(settings, train
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_bar_on_a_terminal(settings, trainer_of, tmp_path):
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    list(trainer_of(settings.updated({"train.epochs": 1}), console=console).epochs(tmp_path / "run"))
+    assert "30/30" in screen.getvalue()
+    assert "rollouts" in screen.getvalue()
+
+
 def test_a_prompt_without_room_for_its_answer_is_refused_before_anything_runs(settings, trainer_of, engines):
     with pytest.raises(DataError, match=r"training prompt train-2: 6 tokens \+ task.max_new_tokens = 35 exceed .* 40"):
         trainer_of(settings.updated({"task.max_new_tokens": 35}))
@@ -225,6 +234,12 @@ def test_the_key_names_what_the_trajectory_depends_on(settings, trainer_of, tmp_
     key = trainer_of(settings).key
     same = {"output": str(tmp_path), "resume": False, "serve.port": 1, "evaluate.margin": 0.5, "decode.temperature": 0}
     assert trainer_of(settings.updated(same)).key == key
+    identity = trainer_of(settings).pair.identity
+    identity.update(target="elsewhere/t", name="other label")
+    assert trainer_of(settings).key == key
+    identity["target_fingerprint"] = "x"
+    assert trainer_of(settings).key != key
+    identity["target_fingerprint"] = "t" * 8
     for name, value in {"seed": 9, "train.lam": 0.9, "decode.draft_length": 2, "verifier.initial_weight": 0.2}.items():
         assert trainer_of(settings.updated({name: value})).key != key
 

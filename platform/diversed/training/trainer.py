@@ -33,7 +33,7 @@ from diversed.settings import DecodeSettings, Settings, flatten
 from diversed.tasks import Example, Split, Task
 from diversed.training.learner import Batch, losses
 from diversed.training.rollouts import Pool, batch_of, requests_for, results_of, rollout_decode
-from diversed.verifier import Head, VerifierCard, load_verifier, save_verifier
+from diversed.verifier import DECISIVE, Head, VerifierCard, load_verifier, save_verifier
 
 __all__ = ["EngineFactory", "Trainer", "latest_checkpoint", "learning_rate"]
 
@@ -89,11 +89,12 @@ class Trainer:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """All that the trajectory depends on."""
+        """All that the trajectory depends on; models by their content, wherever they lie."""
         settings = self.settings.record()
+        models = {name: self.pair.identity[name] for name in DECISIVE}
         return {
             "seed": settings["seed"],
-            "pair": {**self.pair.identity, "dtype": settings["pair"]["dtype"]},
+            "pair": {**models, "dtype": settings["pair"]["dtype"]},
             "task": settings["task"],
             "decode": rollout_decode(self.settings).model_dump(mode="json", exclude={"cap", "weight"}),
             "initial_weight": settings["verifier"]["initial_weight"],

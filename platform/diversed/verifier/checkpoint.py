@@ -17,7 +17,7 @@ from diversed.models import Pair
 from diversed.settings import Settings
 from diversed.verifier.head import Head
 
-__all__ = ["VerifierCard", "import_two_row", "load_verifier", "save_verifier"]
+__all__ = ["DECISIVE", "VerifierCard", "import_two_row", "load_verifier", "save_verifier"]
 
 WEIGHTS, CONFIG = "verifier.safetensors", "config.json"
 FORMAT, FORMAT_VERSION = "diversed-verifier", 1
