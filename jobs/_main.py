@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 from diversed.errors import DiversedError
 from diversed.settings import Settings, load_settings
@@ -40,13 +41,19 @@ class Stopped(KeyboardInterrupt):
         self.number = number
 
 
-def job(description: str) -> Callable[[Callable[[Settings], object]], Callable[[Sequence[str] | None], int]]:
+class Command(Protocol):
+    """A job's `main`."""
+
+    def __call__(self, argv: Sequence[str] | None = None) -> int: ...
+
+
+def job(description: str) -> Callable[[Callable[[Settings], object]], Command]:
     """Makes `stage(settings)` a command: `main(argv) -> exit code`; the stage itself stays at `main.__wrapped__`.
 
     A module reads `main = job("What it does.")(stage)` and ends with `if __name__ == "__main__": sys.exit(main())`.
     """
 
-    def decorate(stage: Callable[[Settings], object]) -> Callable[[Sequence[str] | None], int]:
+    def decorate(stage: Callable[[Settings], object]) -> Command:
         @functools.wraps(stage)
         def main(argv: Sequence[str] | None = None) -> int:
             return run_job(stage, argv, description)

@@ -129,7 +129,7 @@ def _checkout() -> tuple[str | None, bool | None]:
 def provenance() -> dict[str, Any]:
     """Who wrote an artifact: command, commit, versions, machine, time. Plain YAML/JSON values."""
     return {
-        "command": list(sys.orig_argv),
+        "command": [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]],  # not where one machine keeps its interpreter
         "git_commit": git_commit(),
         "git_dirty": _checkout()[1],
         "python": platform.python_version(),
