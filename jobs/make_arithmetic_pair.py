@@ -1,7 +1,7 @@
 """Train the embedded `arithmetic` pair: target and draft as Hugging Face folders, their provenance in run.yaml.
 
-    python jobs/make_arithmetic_pair.py                                   # the committed pair, 10 minutes on 2 cores
-    python jobs/make_arithmetic_pair.py --preset easy --output /tmp/easy  # the honest counter-example
+    python -m jobs.make_arithmetic_pair                                   # the committed pair, 10 minutes on 2 cores
+    python -m jobs.make_arithmetic_pair --preset easy --output /tmp/easy  # the honest counter-example
 
 Training is seeded and counted in steps, not in seconds. What is taught stands in `diversed.tasks.arithmetic`.
 """
@@ -9,6 +9,7 @@ Training is seeded and counted in steps, not in seconds. What is taught stands i
 import argparse
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -166,7 +167,7 @@ def measure(
     return {"accuracy": correct / len(problems), "strict_acceptance": accepted / drawn, "prompts": len(problems)}
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, measure and write both models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="hard", help="what the two models are taught")
@@ -175,7 +176,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--target-steps", type=int, default=TARGET.steps, help="training steps of the target")
     parser.add_argument("--draft-steps", type=int, default=DRAFT.steps, help="training steps of the draft")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     if arguments.preset != "hard" and arguments.output == EMBEDDED:
         parser.error(f"--output: the embedded pair is the hard one; give a folder for --preset {arguments.preset}")
 

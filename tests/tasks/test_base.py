@@ -87,7 +87,10 @@ def test_byte_order_mark_crlf_blank_lines_and_line_separators_survive(tmp_path: 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"question": "a"}\n{"question": ', "{path} line 2: not JSON (Expecting value); give one JSON object per line"),
+        (
+            b'{"question": "a"}\n{"question": ',
+            "{path} line 2: not JSON (Expecting value); give one JSON object per line",
+        ),
         (b'["a"]\n', "{path} line 1: found list; give one JSON object per line"),
         (b'\n{"text": "a", "id": 1}\n', "{path} line 2: no column 'question'; it has text, id"),
         (b"{}\n", "{path} line 1: no column 'question'; it has none"),

@@ -177,7 +177,7 @@ class _HubRows:
     """A hub data set's split, or a folder that `datasets` can read."""
 
     def __init__(self, name: str, config: str | None, split: str, columns: Sequence[str]) -> None:
-        import datasets  # type: ignore[import-untyped]  # here: it takes a second, and a local file needs none of it
+        import datasets  # here: it takes a second, and a local file needs none of it
 
         try:
             self._rows = datasets.load_dataset(name, config, split=split)

@@ -21,8 +21,7 @@ def first_words(text: str, limit: int) -> str:
 
 @cache
 def _scorer() -> Any:
-    # Brings nltk: two seconds that only this task should cost.
-    from rouge_score.rouge_scorer import RougeScorer  # type: ignore[import-untyped]
+    from rouge_score.rouge_scorer import RougeScorer  # here: it brings nltk, two seconds for one task
 
     return RougeScorer(["rouge2"], use_stemmer=False)
 
