@@ -23,7 +23,7 @@ $(VENV)/.stamp: constraints.txt pyproject.toml
 	$(PYTHON) -m venv --clear $(VENV)
 	@if $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt uv; then \
 		echo "installing with uv"; \
-		UV_FIND_LINKS="$${PIP_FIND_LINKS:-}" $(VENV)/bin/uv pip install --quiet --compile-bytecode \
+		UV_FIND_LINKS="$$(echo $${PIP_FIND_LINKS:-} | tr ' ' ',')" $(VENV)/bin/uv pip install --quiet --compile-bytecode \
 			--python $(VENV)/bin/python --constraint constraints.txt --editable '.[dev]'; \
 	else \
 		echo "installing with pip"; \
