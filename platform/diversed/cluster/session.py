@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 SHIPPED = ("diversed", "jobs", "tune_spaces", "serve_apps")  # packages that workers import
 IN_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray for the entrypoint of a submitted job
 PROBE_SECONDS = 5.0
+# Ray replaces 127.0.0.1 as a node's address by the machine's own on Linux; another loopback address stays as it is.
+LOOPBACK = "127.0.0.2" if sys.platform == "linux" else "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,21 +70,23 @@ def nodes() -> list[Mapping[str, float]]:
 
 def free_port(host: str, preferred: int) -> int:
     """`preferred` if it can be listened on at `host`, else a free port, which the log names. 0: any free port."""
-    for port in (preferred, 0):
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                if port == 0:
-                    raise ClusterError(f"host {host!r}: {error.strerror}; give an address of this machine") from error
-                reason = error.strerror
-                continue
-            chosen = int(probe.getsockname()[1])
-        if port != preferred:
-            logger.warning("port %d of %s is not to be had (%s): using %d", preferred, host, reason, chosen)
-        return chosen
-    raise AssertionError("unreachable: port 0 is bound or refused above")
+    try:
+        return _bind(host, preferred)
+    except OSError as error:
+        reason = error.strerror
+    try:
+        chosen = _bind(host, 0)
+    except OSError as error:
+        raise ClusterError(f"host {host!r}: {error.strerror}; give an address of this machine") from error
+    logger.warning("port %d of %s is not to be had (%s): using %d", preferred, host, reason, chosen)
+    return chosen
+
+
+def _bind(host: str, port: int) -> int:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is free
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
 
 
 def _start(dashboard: bool) -> None:
@@ -94,7 +99,7 @@ def _start(dashboard: bool) -> None:
             address="local",
             include_dashboard=dashboard,
             dashboard_host="127.0.0.1",
-            _node_ip_address="127.0.0.1",
+            _node_ip_address=LOOPBACK,
             runtime_env=_worker_environment(),
             logging_level=logging.WARNING,
             log_to_driver=False,

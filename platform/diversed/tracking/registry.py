@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from diversed.errors import TrackingError
 from diversed.settings import Settings
-from diversed.tracking.store import errors_of, open_client
+from diversed.tracking.store import errors_of, open_client, shown
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -110,15 +110,15 @@ class Registry:
             found = _record(matches[0]) if matches else None
         if found is None:
             raise TrackingError(
-                f"model {uri!r} is not in the registry at {self.uri}; make one with `python -m jobs.pipeline`, "
+                f"model {uri!r} is not in the registry at {shown(self.uri)}; make one with `python -m jobs.pipeline`, "
                 "or set tracking.uri to the store that has it"
             )
         return found
 
     def download(self, uri: str) -> Path:
-        """A local folder with the files of `models:/NAME@ALIAS` or `models:/NAME/VERSION`.
+        """A folder with the files of `models:/NAME@ALIAS` or `models:/NAME/VERSION`, a copy among the temporary files.
 
-        Read-only for the caller: files of a local store are not copied.
+        TrackingError if there is no such version, or its files are lost or no longer what was registered.
         """
         import mlflow
 

@@ -166,26 +166,22 @@ class Tracker:
     def close_stale(self, key_prefix: str | None = None, parent_run_id: str | None = None) -> int:
         """End what a dead attempt left RUNNING as KILLED: runs whose key starts with `key_prefix`, children of
         `parent_run_id`. How many there were. Call it only when no other process is at the same work."""
-        conditions = []
-        if key_prefix is not None:
-            conditions.append(f"tags.`{RUN_KEY_TAG}` LIKE '{_quoted(key_prefix)}%'")
-        if parent_run_id is not None:
-            conditions.append(f"tags.`{PARENT_TAG}` = '{parent_run_id}'")
-        if not conditions:
+        if key_prefix is None and parent_run_id is None:
             raise ValueError("close_stale needs key_prefix or parent_run_id")
-        stale: list[Run] = []
+        closed = 0
         with errors_of(self.uri):
-            for condition in conditions:
-                stale += search_all(self.client, self.experiment_id, f"attributes.status = 'RUNNING' and {condition}")
-            ids = {run.info.run_id for run in stale}
-            for run_id in ids:
-                self.client.set_terminated(run_id, "KILLED")
-        return len(ids)
+            for run in search_all(self.client, self.experiment_id, "attributes.status = 'RUNNING'"):
+                key, parent = run.data.tags.get(RUN_KEY_TAG), run.data.tags.get(PARENT_TAG)
+                of_key = key is not None and key_prefix is not None and key.startswith(key_prefix)
+                if of_key or (parent is not None and parent == parent_run_id):
+                    self.client.set_terminated(run.info.run_id, "KILLED")
+                    closed += 1
+        return closed
 
     def _open(self, name: str, key: str | None, tags: Mapping[str, str]) -> TrackedRun:
         with errors_of(self.uri):
-            same = f"tags.`{RUN_KEY_TAG}` = '{_quoted(key)}'" if key is not None else None
-            found = search_all(self.client, self.experiment_id, same) if same is not None else []
+            same = None if key is None else f"tags.`{RUN_KEY_TAG}` = {_literal(key)}"
+            found = [] if same is None else search_all(self.client, self.experiment_id, same)
             if not found:
                 created = self.client.create_run(self.experiment_id, run_name=name, tags=dict(tags))
                 return TrackedRun(self.client, self.uri, created.info.run_id)
@@ -229,11 +225,13 @@ def search_all(client: "MlflowClient", experiment: str, condition: str) -> "list
             return runs
 
 
-def _quoted(key: str) -> str:
-    """`key` for a filter; MLflow's grammar has no escape for quotes, and LIKE knows wildcards."""
-    if "'" in key or "%" in key:
-        raise ValueError(f"run key {key!r} may not contain ' or %")
-    return key
+def _literal(text: str) -> str:
+    """`text` for a filter of MLflow's, whose grammar has two kinds of quotes and no escape."""
+    if "'" not in text:
+        return f"'{text}'"
+    if '"' not in text:
+        return f'"{text}"'
+    raise TrackingError(f"run key {text!r} has both kinds of quotes; give a path or name without them")
 
 
 def _json_value(value: Any) -> Any:

@@ -20,7 +20,7 @@ from diversed.settings import Settings
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["errors_of", "experiment_id", "open_client"]
+__all__ = ["errors_of", "experiment_id", "open_client", "shown"]
 
 PROBE_SECONDS = 5.0
 HTTP = ("http", "https")
@@ -68,8 +68,8 @@ def experiment_id(client: "MlflowClient", settings: Settings) -> str:
                     raise
     if experiment.lifecycle_stage != "active":
         raise TrackingError(
-            f"tracking.experiment = {name!r} is deleted in {_shown(uri)}; give another name, or restore it: "
-            f"MLFLOW_TRACKING_URI={_shown(uri)} mlflow experiments restore --experiment-id {experiment.experiment_id}"
+            f"tracking.experiment = {name!r} is deleted in {shown(uri)}; give another name, or restore it: "
+            f"MLFLOW_TRACKING_URI={shown(uri)} mlflow experiments restore --experiment-id {experiment.experiment_id}"
         )
     return str(experiment.experiment_id)
 
@@ -101,10 +101,10 @@ def _reason(error: BaseException) -> str:
 
 
 def _refusal(uri: str, reason: str) -> TrackingError:
-    return TrackingError(f"tracking.uri = {_shown(uri)!r}: {reason}")
+    return TrackingError(f"tracking.uri = {shown(uri)!r}: {reason}")
 
 
-def _shown(uri: str) -> str:
+def shown(uri: str) -> str:
     """`uri` without its password."""
     password = urlsplit(uri).password
     return uri.replace(f":{password}@", ":***@") if password else uri
