@@ -16,9 +16,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import PreTrainedModel
 
-__all__ = ["SlotCache", "SlotModel"]
+__all__ = ["PREFILL_CHUNK", "SlotCache", "SlotModel"]
 
-PREFILL_CHUNK = 512  # tokens per row and forward while a prompt is read: bounds the memory of masks and activations
+# Tokens per row and forward while prompts are read: bounds the memory of masks and activations.
+PREFILL_CHUNK = 512
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -102,7 +103,7 @@ class SlotModel:
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         self.model = model
         self.vocab_size = vocab_size
-        self.device = model.device
+        self.device, self.dtype = model.device, model.dtype
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
         self._columns_L = torch.arange(0)
         parameters = inspect.signature(model.forward).parameters
@@ -124,7 +125,7 @@ class SlotModel:
         positions_BN = starts_B.to(self.device)[:, None] + self._columns_L[:N]
         # Additive: attention would turn a boolean mask into this anew in every layer.
         seen_BNL = self._columns_L[:visible] <= positions_BN[..., None]
-        mask_B1NL = torch.where(seen_BNL, 0.0, -torch.inf).to(self.model.dtype)[:, None]
+        mask_B1NL = torch.where(seen_BNL, 0.0, -torch.inf).to(self.dtype)[:, None]
         self.cache.point(rows, positions_BN, visible)
         captured: list[Tensor] = []
         handle = None
@@ -144,6 +145,22 @@ class SlotModel:
             if handle is not None:
                 handle.remove()
         return output.logits[..., : self.vocab_size], captured[0].float() if captured else None
+
+    def forward_from(
+        self, rows: slice, tokens_BN: Tensor, starts_B: Tensor, first_B: Tensor, width: int, hidden: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """`forward`, but only columns `first_B` to `first_B + width` of each row: [B, width, V] and [B, width, D]."""
+        N = tokens_BN.shape[1]
+        if width == N:
+            return self.forward(rows, tokens_BN, starts_B, hidden)
+        earliest = int(first_B.min())  # the LM head, which may dominate, skips what no row needs
+        logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, hidden, keep=N - earliest)
+        index_BW1 = (first_B[:, None] - earliest + torch.arange(width)).to(self.device)[..., None]
+        picked = [
+            None if values is None else values.gather(1, index_BW1.expand(-1, -1, values.shape[-1]))
+            for values in (logits_BNV, hidden_BND)
+        ]
+        return picked[0], picked[1]  # type: ignore[return-value]
 
     def prefill(self, rows: slice, tokens_BK: Tensor) -> None:
         """Read prompts (right padded, CPU) into `rows` from position 0."""

@@ -81,13 +81,13 @@ def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
     longest = max(max(lengths) - 1, 1)
     sampling = Sampling()
     u_BM = torch.full((1, longest + 1), 0.5, dtype=torch.float64)
-    starts_B, last_B = torch.tensor([CONTEXT - 1]), prompt_BK[:, -1]
+    starts_B, last_B1, one_B = torch.tensor([CONTEXT - 1]), prompt_BK[:, -1:], torch.tensor([1])
 
     def draft(length: int) -> DraftInput:
-        return DraftInput(prompt_BK[:, -1:], torch.tensor([1]), starts_B, torch.tensor([length]), u_BM, sampling)
+        return DraftInput(last_B1, one_B, starts_B, torch.tensor([length]), u_BM, sampling)
 
     def judge(n: int) -> Callable[[], object]:
-        block = VerifyInput(last_B, starts_B, u_BM, u_BM, sampling)
+        block = VerifyInput(last_B1, one_B, starts_B, u_BM, u_BM, sampling)
         proposal = drafter.propose(draft(n - 1)) if n > 1 else None
         return lambda: target.verify(block, proposal)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from diversed.decoding.cache import PREFILL_CHUNK
 from diversed.decoding.records import Generation, Request
 from diversed.decoding.roles import Drafter, DraftInput, LocalDrafter, LocalTarget, Sampling, Target, VerifyInput, Weigh
 from diversed.errors import ConfigError, RequestError
@@ -49,6 +50,7 @@ class Engine:
         self._eos_E = torch.tensor(sorted(eos_ids))
         self._rows: list[tuple[int, Request]] = []  # (ticket, request) of slots 0..B-1
         self._sampling = Sampling()  # of the active rows
+        self._unread: tuple[Tensor, Tensor] | None = None  # prompts [B, K] and their lengths [B], if no role read them
         self._capacity = 0  # output positions per slot
         self._noise_ST3 = torch.zeros(0, 0, 3, dtype=torch.float64)
         self._out: dict[str, Tensor] = {}  # per output position, [S, T, ...]
@@ -75,7 +77,7 @@ class Engine:
                 if progress is not None:
                     progress(done)
         finally:
-            self._rows.clear()  # after an error too: the next call starts from empty slots
+            self._clear()  # after an error too: the next call starts from empty slots
         return [answer for answer in answers if answer is not None]
 
     def stream(self, request: Request) -> Iterator[tuple[list[int], Generation | None]]:
@@ -92,13 +94,17 @@ class Engine:
                 seen = length
                 yield fresh, generation
         finally:
-            self._rows.clear()
+            self._clear()
 
     def close(self) -> None:
         """Free what the roles hold outside this process."""
         for role in (self.drafter, self.target):
             if role is not None:
                 role.close()
+
+    def _clear(self) -> None:
+        self._rows.clear()
+        self._unread = None
 
     # -- rows ----------------------------------------------------------------------------------------------------
 
@@ -115,7 +121,8 @@ class Engine:
             )
 
     def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
-        """Fill free slots from the queue and read the new prompts into both caches."""
+        """Fill free slots from the queue. New prompts are read into both caches at once, or, where all rows are new,
+        by the first round, which saves a forward of each model."""
         first = len(self._rows)
         new = [waiting.popleft() for _ in range(min(self.slots - first, len(waiting)))]
         if not new:
@@ -136,7 +143,7 @@ class Engine:
         ends_R1 = (lengths_R - 1)[:, None]
         values = {
             "total": lengths_R,  # tokens of prompt and output
-            "read": lengths_R - 1,  # of these, in the drafter's cache; the target's always lacks exactly the last
+            "read": lengths_R - 1,  # of these, in the drafter's cache; the target's lacks exactly the last
             "length": torch.zeros_like(lengths_R),  # tokens of output
             "rounds": torch.zeros_like(lengths_R),
             "budget": torch.tensor([request.max_new_tokens for request in requests]),
@@ -146,7 +153,9 @@ class Engine:
         for name, value_R in values.items():
             self._state[name][rows] = value_R
         self._sampling = self._active_sampling()
-        if prompts_RK.shape[1] > 1:  # the last token is read in the first round, where its logits are needed
+        if first == 0 and prompts_RK.shape[1] <= PREFILL_CHUNK:
+            self._unread = (prompts_RK, lengths_R)
+        elif prompts_RK.shape[1] > 1:  # the last token is read in the first round, where its logits are needed
             for role in (self.drafter, self.target):
                 if role is not None:
                     role.prefill(rows, prompts_RK[:, :-1])
@@ -181,24 +190,18 @@ class Engine:
         N = int(limit_B.max())
         at_BM = state["length"][:, None] + torch.arange(N + 1)
         noise_BM3 = self._noise_ST3[:B].gather(1, at_BM[..., None].expand(-1, -1, 3))
+        prompts = None if self._unread is None else (*self._unread, torch.zeros_like(limit_B))
+        self._unread = None
         proposal = None
         if N > 0 and self.drafter is not None:
-            proposal = self.drafter.propose(self._draft_input(state, limit_B, noise_BM3[:, :N, DRAFT]))
+            unread = prompts or _unread_by_drafter(state)
+            drafts_BN = noise_BM3[:, :N, DRAFT]
+            proposal = self.drafter.propose(DraftInput(*unread, limit_B.clamp_min(0), drafts_BN, self._sampling))
+        unread = prompts or (state["last"][:, None].clone(), torch.ones_like(limit_B), state["total"] - 1)
         coins_BN, u_BM = noise_BM3[:, :N, COIN], noise_BM3[:, :, LAST]
-        block = VerifyInput(state["last"].clone(), state["total"] - 1, coins_BN, u_BM, self._sampling)
-        verdict, features_BMD = self.target.verify(block, proposal)
+        verdict, features_BMD = self.target.verify(VerifyInput(*unread, coins_BN, u_BM, self._sampling), proposal)
         finished_B = self._emit(state, verdict, features_BMD)
         return self._release([row for row, finished in enumerate(finished_B.tolist()) if finished])
-
-    def _draft_input(self, state: dict[str, Tensor], limit_B: Tensor, u_BN: Tensor) -> DraftInput:
-        """What the drafter has not read: the last token, and after an all-accepted block also the one before it."""
-        counts_B = state["total"] - state["read"]
-        if int(counts_B.max()) == 1:
-            tokens_BK = state["last"][:, None].clone()
-        else:
-            first_B = torch.where(counts_B == 2, state["previous"], state["last"])
-            tokens_BK = torch.stack([first_B, state["last"]], 1)
-        return DraftInput(tokens_BK, counts_B, state["read"].clone(), limit_B.clamp_min(0), u_BN, self._sampling)
 
     def _emit(self, state: dict[str, Tensor], verdict: Verdict, features_BMD: Tensor | None) -> Tensor:
         """Write a verdict to the rows' outputs and advance them; which rows are finished, [B] bool."""
@@ -306,6 +309,17 @@ STATE = {
     "last": torch.long,
     "previous": torch.long,
 }
+
+
+def _unread_by_drafter(state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, counts and start of what the drafter has not read: the last token, and after an all-accepted block also
+    the one before it, [B, 1 or 2], [B], [B]."""
+    counts_B = state["total"] - state["read"]
+    tokens_BK = state["last"][:, None].clone()
+    if int(counts_B.max()) > 1:
+        first_B1 = torch.where(counts_B == 2, state["previous"], state["last"])[:, None]
+        tokens_BK = torch.cat([first_B1, tokens_BK], 1)
+    return tokens_BK, counts_B, state["read"].clone()
 
 
 def _grown(old: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -79,9 +79,10 @@ class Proposal:
 
 @dataclass(slots=True)
 class VerifyInput:
-    """Judge a proposal that continues `last_B`, the token at position `starts_B`."""
+    """Judge a proposal that continues `counts_B` of `tokens_BK`, which the target has not read, at `starts_B`."""
 
-    last_B: Tensor
+    tokens_BK: Tensor
+    counts_B: Tensor
     starts_B: Tensor
     coins_BN: Tensor
     u_BM: Tensor
@@ -138,20 +139,21 @@ class LocalDrafter(_LocalRole):
         ended_B = torch.zeros(len(block.limit_B), dtype=torch.bool, device=device)
         tokens, ends, laws, hiddens = [], [], [], []
         feed_BK, starts_B = block.tokens_BK, block.starts_B
-        last_BK = (block.counts_B - 1)[:, None]  # a row's newest token; what follows it is padding
         for i in range(N):
-            logits_BKV, hidden_BKD = self.slots.forward(rows, feed_BK, starts_B, hidden=self.hidden)
-            if i == 0 and feed_BK.shape[1] > 1:
-                logits_BKV = _pick(logits_BKV, last_BK)
-                hidden_BKD = None if hidden_BKD is None else _pick(hidden_BKD, last_BK)
-            q_B1V = sampling.law(logits_BKV)
+            if i == 0:  # a row's newest token matters; what follows it is padding
+                logits_B1V, hidden_B1D = self.slots.forward_from(
+                    rows, feed_BK, starts_B, block.counts_B - 1, 1, self.hidden
+                )
+            else:
+                logits_B1V, hidden_B1D = self.slots.forward(rows, feed_BK, starts_B, self.hidden)
+            q_B1V = sampling.law(logits_B1V)
             x_B = draw(q_B1V[:, 0], u_BN[:, i])
             if sampling.greedy_B is not None:
                 x_B = torch.where(sampling.greedy_B, q_B1V[:, 0].argmax(-1), x_B)
             tokens.append(x_B)
             laws.append(q_B1V)
-            if hidden_BKD is not None:
-                hiddens.append(hidden_BKD)
+            if hidden_B1D is not None:
+                hiddens.append(hidden_B1D)
             ends.append(ended_B)
             ended_B = ended_B | (x_B[:, None] == self.eos_E).any(-1)
             if i == N - 1 or bool(ended_B.all()):
@@ -175,15 +177,18 @@ class LocalTarget(_LocalRole):
     def verify(self, block: VerifyInput, proposal: Proposal | None) -> tuple[Verdict, Tensor | None]:
         """`proposal` None is one autoregressive step."""
         device = self.slots.device
-        B = len(block.last_B)
+        B = len(block.tokens_BK)
         sampling = block.sampling.to(device)
-        feed_BM = block.last_B[:, None]
-        if proposal is not None:
-            proposal = proposal.to(device)
-            feed_BM = torch.cat([feed_BM, proposal.tokens_BN.cpu()], 1)
-        N = feed_BM.shape[1] - 1
+        feed_BX, x_BN = block.tokens_BK, block.tokens_BK[:, :0]
+        if proposal is not None:  # each row's drafted tokens stand right behind what it has to read
+            proposal, x_BN = proposal.to(device), proposal.tokens_BN.cpu()
+            behind_BN = block.counts_B[:, None] + torch.arange(x_BN.shape[1])
+            feed_BX = torch.nn.functional.pad(feed_BX, (0, x_BN.shape[1])).scatter(1, behind_BN, x_BN)
+        N = x_BN.shape[1]
         wants_hidden = self.collect or (self.weigh is not None and proposal is not None)
-        logits_BMV, hidden_BMD = self.slots.forward(slice(0, B), feed_BM, block.starts_B, hidden=wants_hidden)
+        logits_BMV, hidden_BMD = self.slots.forward_from(
+            slice(0, B), feed_BX, block.starts_B, block.counts_B - 1, N + 1, wants_hidden
+        )
         p_BMV = sampling.law(logits_BMV)
         features_BMD = None
         if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
@@ -194,7 +199,7 @@ class LocalTarget(_LocalRole):
         verdict = verify(
             p_BMV,
             p_BMV[:, :0] if proposal is None else proposal.q_BNV,
-            feed_BM[:, 1:].to(device),
+            x_BN.to(device),
             torch.zeros(B, dtype=torch.long, device=device) if proposal is None else proposal.drafted_B,
             w_BN,
             block.coins_BN[:, :N].to(device),
@@ -203,9 +208,3 @@ class LocalTarget(_LocalRole):
             self.rule.cap,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
-
-
-def _pick(values_BKX: Tensor, index_B1: Tensor) -> Tensor:
-    """The column `index` of each row, [B, 1, X]."""
-    index_B1X = index_B1.to(values_BKX.device)[..., None].expand(-1, 1, values_BKX.shape[-1])
-    return values_BKX.gather(1, index_B1X)
