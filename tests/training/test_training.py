@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 
+from diversed.cluster import engine_for
 from diversed.decoding import build_engine
 from diversed.models import load_pair
 from diversed.settings import PairSettings, Settings
@@ -66,3 +67,17 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(arithmetic, small, t
     for name in ("verifier.safetensors", "optimizer.safetensors"):
         files = [tmp_path / run / "epoch-003" / name for run in ("whole", "broken")]
         assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_in_actors_the_engine_sees_each_update_too(arithmetic, small, tmp_path):
+    pair, task, engines = arithmetic
+    short = small.updated({"train.epochs": 2, "task.train_size": 4, "train.prompts_per_update": 2})
+    here = Trainer(short, pair, task, engines)
+    there = Trainer(short, pair, task, partial(engine_for, PairSettings(placement="actors"), pair))
+    reports = [list(trainer.epochs(tmp_path / name)) for name, trainer in (("here", here), ("there", there))]
+    for mine, theirs in zip(*reports, strict=True):
+        for name in ("reward", "token_acceptance", "block_efficiency", "output_tokens"):
+            assert mine[name] == theirs[name]
+        assert mine["mean_weight"] == pytest.approx(theirs["mean_weight"], abs=1e-5)
+    assert torch.allclose(here.head.weight_D, there.head.weight_D, atol=1e-4)
