@@ -85,7 +85,9 @@ def deploy_champion(settings: Settings) -> Deployed:
 def stage(settings: Settings) -> None:
     """Deploy on the connected cluster; on a Ray of its own, serve until a signal comes."""
     from diversed.cluster import connect
+    from diversed.serving.champion import champion_of
 
+    champion_of(settings)  # no Ray is started for what cannot be served
     with connect(dashboard=True) as session:
         print(deploy_champion(settings).describe(), flush=True)
         if session.local:

@@ -8,7 +8,7 @@ Run them in the checkout, or with the package installed. `python -m jobs.deploy`
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import ray
 from ray import serve
@@ -58,7 +58,7 @@ def application(settings: Settings, changes: Mapping[str, Any] | None = None) ->
     plan = serve_plan(settings, nodes() if ray.is_initialized() else [])
     replica, *models = plan.bundles
     ongoing = settings.serve.max_waiting + 1 + HEADROOM
-    deployment = Completions.options(
+    deployment = cast("serve.Deployment", Completions).options(
         max_ongoing_requests=ongoing,
         max_queued_requests=ongoing,
         ray_actor_options={"num_cpus": replica.cpus, "num_gpus": replica.gpus},

@@ -264,11 +264,27 @@ def test_a_client_that_leaves_does_not_hold_the_row(
     assert after.choices[0].text == pair.decode(generation.tokens)  # a row left over would have shifted this one
 
 
-def test_deploying_again_replaces_the_application_on_the_same_port(deployed: "Deployed", settings: Settings) -> None:
+def test_deploying_after_a_promotion_replaces_the_application_on_the_same_port(
+    deployed: "Deployed", settings: Settings, pair: Pair, client: openai.OpenAI
+) -> None:
+    from diversed.tracking import Tracker
     from jobs.deploy import deploy_champion
 
+    folder = settings.output / "better"
+    save_verifier(folder, Head(pair.draft_dim, pair.target_dim, 0.9), VerifierCard.of(settings, pair))
+    write_run_record(folder, settings)
+    tracker = Tracker(settings)
+    with tracker.run("a better one") as run:
+        version = tracker.registry.register(settings.registered_model, folder, run.id)
+    tracker.registry.set_alias(settings.registered_model, "champion", version)
+    # What runs is the version that was checked, until it is deployed again.
+    assert client.completions.create(model=MODEL, prompt=deployed.prompt).system_fingerprint == f"{MODEL}-v1"
     again = deploy_champion(settings)
-    assert (again.url, again.reply, again.version) == (deployed.url, deployed.reply, deployed.version)
+    assert (again.url, again.version) == (deployed.url, f"{MODEL}-v2")
+    answer = client.completions.create(model=MODEL, prompt=deployed.prompt)
+    assert answer.system_fingerprint == f"{MODEL}-v2"
+    assert answer.model_extra is not None
+    assert math.isclose(answer.model_extra["metrics"]["verifier"]["mean_target_weight"], 0.9, rel_tol=1e-6)
 
 
 def test_a_replica_that_cannot_load_fails_the_deployment_in_one_line(deployed: "Deployed", settings: Settings) -> None:

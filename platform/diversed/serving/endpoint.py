@@ -35,7 +35,7 @@ class Endpoint:
         return f"{self.url}/v1"
 
 
-def deploy(application: serve.Application, settings: ServeSettings, timeout_s: float = 300) -> Endpoint:
+def deploy(application: serve.Application, settings: ServeSettings, timeout_s: float = 900) -> Endpoint:
     """Run `application` under `settings.app_name` and wait until it answers; an application of that name is replaced.
 
     Ray must be connected. Serve that runs already keeps its port; else a port that is taken is replaced by a free one,
@@ -87,6 +87,7 @@ def _listen(settings: ServeSettings) -> tuple[str, int]:
 
 def _await_running(name: str, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
+    told = ""
     while True:
         application = serve.status().applications.get(name)
         if application is not None:
@@ -94,6 +95,10 @@ def _await_running(name: str, timeout_s: float) -> None:
                 return
             if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                 raise ClusterError(f"the endpoint did not start: {_reason(application)}")
+            waits = " ".join(deployment.message for deployment in application.deployments.values()).strip()
+            if waits != told:  # after half a minute Serve says what a replica waits for
+                logger.info("%s", waits)
+                told = waits
         if time.monotonic() > deadline:
             reason = _reason(application) if application is not None else "Serve does not know it"
             raise ClusterError(f"the endpoint is not up after {timeout_s:.0f} s: {reason}; see `ray status`")
