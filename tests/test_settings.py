@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import annotated_types
 import pytest
@@ -58,6 +58,8 @@ def other_value(name: str, field: FieldInfo, default: Any) -> Any:
         return not default
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         return next(member for member in kind if member != default)
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
     if kind is Path:
         return Path("/somewhere/else")
     if kind is str:
@@ -70,6 +72,17 @@ def other_value(name: str, field: FieldInfo, default: Any) -> Any:
     lower = bound(field, annotated_types.Gt, "gt") if lower is None else lower
     assert lower is not None, f"{name} has no lower bound"
     return lower + 0.375
+
+
+def test_local_sources_become_absolute_because_workers_run_elsewhere(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    given = ["--data", "../x.jsonl", "--pair.target", "model", "--pair.draft", "org/model"]
+    settings = load_settings([*given, "--verifier-checkpoint", "models:/m@champion"])
+    assert settings.task.data == str(tmp_path.parent / "x.jsonl")
+    assert settings.pair.target == str(tmp_path / "model")
+    assert settings.pair.draft == "org/model"
+    assert settings.verifier.checkpoint == "models:/m@champion"
 
 
 def value_of(settings: Settings, name: str) -> Any:

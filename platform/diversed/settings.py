@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -79,14 +79,24 @@ class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
+def _absolute(value: str) -> str:
+    """A local path as every process sees it (workers run in folders of their own); hub ids and URIs as they are."""
+    path = Path(value).expanduser()
+    is_local = path.exists() or path.suffix in (".json", ".jsonl", ".gguf") or value.startswith((".", "~"))
+    return os.path.abspath(path) if is_local else value  # noqa: PTH100 - absolute() keeps "..", resolve() leaves links
+
+
+Source = Annotated[str, AfterValidator(_absolute)]
+
+
 class PairSettings(Group):
     """A target and a draft that share one vocabulary."""
 
     name: str = Field(
         "arithmetic", description="built-in pair (arithmetic, smollm2), or a label for --pair.target/--pair.draft"
     )
-    target: str | None = Field(None, description="target model: hub id, local folder or .gguf file")
-    draft: str | None = Field(None, description="draft model: hub id, local folder or .gguf file")
+    target: Source | None = Field(None, description="target model: hub id, local folder or .gguf file")
+    draft: Source | None = Field(None, description="draft model: hub id, local folder or .gguf file")
     dtype: DType = Field(DType.FLOAT32, description="weights and activations; probabilities are always float32")
     device: str = Field("auto", description="auto (CUDA if there is one), cpu, cuda or cuda:N")
     threads: int = Field(1, ge=1, description="CPU threads of a process that runs models")
@@ -109,7 +119,7 @@ class TaskSettings(Group):
     """Prompts, reward and metric; the names and sizes of the splits."""
 
     name: str = Field("arithmetic", description="arithmetic, gsm8k or cnndm")
-    data: str | None = Field(None, description="a local .jsonl file or a hub data set id; arithmetic needs none")
+    data: Source | None = Field(None, description="a local .jsonl file or a hub data set id; arithmetic needs none")
     config: str | None = Field(None, description="configuration name of a hub data set")
     train_split: str = Field("train", description="hub split that training and validation prompts come from")
     test_split: str = Field("test", description="hub split that test prompts come from")
@@ -140,7 +150,7 @@ class VerifierSettings(Group):
     """The ensemble head."""
 
     initial_weight: float = Field(0.5, gt=0, lt=1, description="w0: the weight on the target before training")
-    checkpoint: str | None = Field(None, description="a verifier folder, or models:/NAME@ALIAS")
+    checkpoint: Source | None = Field(None, description="a verifier folder, or models:/NAME@ALIAS")
 
 
 class TrainSettings(Group):
