@@ -124,7 +124,7 @@ class Pair:
         With `chat_template` the prompt is a user's message that asks for an answer; PairError if there is no template.
         """
         if not chat_template:
-            return list(self.tokenizer(prompt)["input_ids"])
+            return self._known(self.tokenizer(prompt)["input_ids"])
         if not self.has_chat_template:
             raise PairError(f"pair {self.name}: its tokenizer has no chat template; drop --task.chat-template")
         return self.encode_chat([{"role": "user", "content": prompt}])
@@ -142,11 +142,19 @@ class Pair:
             ids = self.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=False)
         except TemplateError as error:
             raise RequestError(f"messages: refused by the chat template of pair {self.name}: {error}") from error
-        return list(cast("list[int]", ids))
+        return self._known(cast("list[int]", ids))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`; special tokens are skipped, spaces are left as they are."""
         return decode(self.tokenizer, ids)
+
+    def _known(self, ids: Sequence[int]) -> list[int]:
+        """`ids`, if the models have all of them; see `_Model.vocabulary` for tokens that they lack."""
+        for index in ids:
+            if index >= self.vocab_size:
+                token = self.tokenizer.convert_ids_to_tokens(index)
+                raise RequestError(f"prompt: pair {self.name} has no token {token!r}; leave it out")
+        return list(ids)
 
     def _load(self, model: "_Model") -> PreTrainedModel:
         loaded = model.source.weights(self.dtype)
@@ -239,6 +247,13 @@ class _Model:
         eos_ids = tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),)
         return cls(source, text_config, tokenizer, eos_ids, context_length(source.name, text_config))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Id of each token. transformers may add a token of its own to a GGUF file's, past the model's last column."""
+        ids = self.tokenizer.get_vocab()
+        if self.source.gguf_file is None:
+            return ids
+        return {token: index for token, index in ids.items() if index < self.text_config.vocab_size}
+
 
 def _sources(settings: PairSettings) -> tuple[_Source, _Source]:
     """Target and draft of a built-in or a named pair."""
@@ -329,7 +344,7 @@ def _usable_device(name: str, dtype: torch.dtype) -> torch.device:
 def _shared_vocabulary(target: _Model, draft: _Model) -> int:
     """Number of ids that both models know; PairError unless the same tokens have the same ids."""
     names = f"target {target.source.name} and draft {draft.source.name}"
-    of_target, of_draft = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    of_target, of_draft = target.vocabulary(), draft.vocabulary()
     if of_target != of_draft:
         token = min(
             (token for token in of_target.keys() | of_draft.keys() if of_target.get(token) != of_draft.get(token)),
