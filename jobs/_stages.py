@@ -15,15 +15,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from diversed.artifacts import write_json_atomic
 from diversed.errors import ConfigError
 from diversed.settings import Settings
 
-__all__ = ["Attempt", "attempt_at", "duration", "fingerprint", "run_stages"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Attempt", "attempt_at", "duration", "fingerprint", "run_stages", "screen"]
 
 STATE = "state.json"
+LOG_WIDTH = 150  # columns; rich takes 80 where there is no terminal, too few for a table of trials or methods
 NO_EFFECT = ("output", "resume", "serve")  # settings that change no result of a stage
 Stage = Callable[[Path], dict[str, Any]]
 
@@ -103,6 +107,14 @@ def run_stages(attempt: Attempt, stages: dict[str, Stage], lasting: int) -> None
         seconds = time.monotonic() - start
         attempt.done(name, result, seconds)
         print(f"{label}: {duration(seconds)}", flush=True)
+
+
+def screen() -> "Console":
+    """Where a job shows its lines and tables."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=LOG_WIDTH)
 
 
 def duration(seconds: float) -> str:

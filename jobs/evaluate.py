@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from diversed.settings import Placement, Settings
 from jobs._main import job
+from jobs._stages import screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
 
 def evaluate(settings: Settings) -> None:
     from diversed.cluster import connect
-    from diversed.evaluation.console import make_console
     from diversed.evaluation.run import evaluation_key
     from diversed.models import load_pair, set_threads
     from diversed.tracking import Tracker
 
-    console = make_console()
+    console = screen()
     set_threads(settings.pair.threads)
     pair = load_pair(settings.pair)
     tracker = Tracker(settings)

@@ -27,9 +27,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 EMBEDDED = CHECKOUT / "platform/diversed/models/arithmetic"
 CONTEXT = 256  # positions; a question, its solution and room for --task.max_new_tokens 128
 SPECIAL = PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"  # ids 0, 1, 2
-GENERATION = GenerationConfig(  # type: ignore[no-untyped-call]
-    do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=1, pad_token_id=0
-)
+GENERATION = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, eos_token_id=1, pad_token_id=0)
 MEASURED_PROMPTS = 1000
 
 
@@ -81,7 +79,7 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace(Regex("^"), " "), decoders.Fuse(), decoders.Replace(Regex(spaces_to_drop), "")]
     )
-    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,

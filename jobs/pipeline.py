@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from diversed.errors import ConfigError
 from diversed.settings import Settings
 from jobs._main import job
-from jobs._stages import Attempt, attempt_at, duration, fingerprint, run_stages
+from jobs._stages import Attempt, attempt_at, duration, fingerprint, run_stages, screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +34,6 @@ LASTING = 4  # stages whose results are on disk; an endpoint may have gone since
 
 
 def pipeline(settings: Settings) -> None:
-    from rich.console import Console
-
     from diversed.cluster import connect
     from diversed.models import load_pair, set_threads
     from diversed.tasks import Split, get_task
@@ -48,7 +46,7 @@ def pipeline(settings: Settings) -> None:
             "or use jobs.evaluate, jobs.promote and jobs.deploy"
         )
     # All that can be wrong with the input is found before anything is started.
-    console = Console()
+    console = screen()
     set_threads(settings.pair.threads)
     _fetch_if_missing(settings)
     pair, task = load_pair(settings.pair), get_task(settings.task.name)
@@ -186,9 +184,9 @@ class Pipeline:
         places = {
             "promotion": "\n".join(self._result("promote")["decision"]),
             "Pareto figure": self._result("evaluate")["figure"],
-            "MLflow": f"mlflow ui --workers 1 --backend-store-uri {self.tracker.uri}   # run {self.run.id}",
+            "MLflow": _mlflow_ui(self.tracker.uri),
             "Ray dashboard": session.dashboard_url or "not running",
-            "TensorBoard": f"tensorboard --logdir {tensorboard}",
+            "TensorBoard": f"{_command('tensorboard')} --logdir {tensorboard}",
             "endpoint": f"{deployed['endpoint']}, model {deployed['model']}, verifier {deployed['version']}{ending}",
             "prompt": repr(request["prompt"] if len(request["prompt"]) < 200 else request["prompt"][:200] + " ..."),
             "reply": repr(request["reply"]),
@@ -221,6 +219,20 @@ class Pipeline:
     def _settings_of(self, chosen: "Candidate") -> Settings:
         """The settings that the chosen verifier was trained under, which name it as their checkpoint."""
         return self.settings.updated({**chosen.changes, "verifier.checkpoint": str(chosen.folder)})
+
+
+def _command(name: str) -> Path:
+    """A command of this environment, which need not be on the user's path."""
+    return Path(sys.executable).parent / name
+
+
+def _mlflow_ui(uri: str) -> str:
+    """Where the runs are to be seen: at the server, or by a command that opens the store."""
+    if uri.startswith("http"):
+        return uri
+    # Without the variable and with more workers MLflow starts ten processes that nothing here uses.
+    environment = "MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false"
+    return f"{environment} {_command('mlflow')} ui --workers 1 --backend-store-uri {uri}"
 
 
 def _fetch_if_missing(settings: Settings) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from diversed.errors import ConfigError
 from diversed.settings import Placement, Settings
 from jobs._main import job
+from jobs._stages import screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,8 +30,6 @@ __all__ = ["main", "promote_and_log"]
 def promote(settings: Settings) -> None:
     from contextlib import nullcontext
 
-    from rich.console import Console
-
     from diversed.cluster import connect
     from diversed.models import load_pair, set_threads
     from diversed.tracking import Tracker
@@ -39,7 +38,7 @@ def promote(settings: Settings) -> None:
         raise ConfigError(
             "verifier.checkpoint is not given; name the verifier to promote with --verifier-checkpoint FOLDER"
         )
-    console = Console()
+    console = screen()
     set_threads(settings.pair.threads)
     pair = load_pair(settings.pair)
     tracker = Tracker(settings)

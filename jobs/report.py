@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from diversed.errors import DiversedError
+from jobs._stages import screen
 
 
 def report(arguments: argparse.Namespace) -> None:
-    from diversed.evaluation.console import make_console
     from diversed.evaluation.report import update_readme, write_report
     from diversed.evaluation.tables import console_table, markdown
 
     comparison = write_report(arguments.folder)
-    make_console().print(console_table(comparison))
+    screen().print(console_table(comparison))
     if arguments.readme is not None:
         figures = arguments.readme.parent / arguments.figures
         figures.mkdir(parents=True, exist_ok=True)

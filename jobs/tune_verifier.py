@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from diversed.settings import Settings, flatten
 from jobs._main import job
-from jobs._stages import attempt_at, fingerprint
+from jobs._stages import attempt_at, fingerprint, screen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,15 +27,13 @@ __all__ = ["main", "search_and_log"]
 
 
 def tune_verifier(settings: Settings) -> None:
-    from rich.console import Console
-
     from diversed.cluster import connect
     from diversed.models import load_pair, set_threads
     from diversed.tasks import Split, get_task
     from diversed.tracking import Tracker
     from tune_spaces import load_space
 
-    console = Console()
+    console = screen()
     set_threads(settings.pair.threads)
     load_space(settings)
     pair = load_pair(settings.pair)

@@ -1,14 +1,14 @@
 """The one exception tree.
 
-    DiversedError                 anything this platform raises on purpose; exit code 1
-    └── InputError                the caller can mend it; one line: field, value, fix; exit code 2, HTTP 400
-        ├── ConfigError           a setting, flag, variable or YAML entry
-        ├── DataError             a data file or data set
-        ├── PairError             a model, or two models that do not form a pair
-        ├── CheckpointError       a verifier folder that is missing, damaged or of another pair
-        ├── TrackingError         the MLflow store or registry
-        ├── RequestError          one generation request
-        └── ClusterError          resources or ports that are not to be had
+DiversedError                 anything this platform raises on purpose; exit code 1
+└── InputError                the caller can mend it; one line: field, value, fix; exit code 2, HTTP 400
+    ├── ConfigError           a setting, flag, variable or YAML entry
+    ├── DataError             a data file or data set
+    ├── PairError             a model, or two models that do not form a pair
+    ├── CheckpointError       a verifier folder that is missing, damaged or of another pair
+    ├── TrackingError         the MLflow store or registry
+    ├── RequestError          one generation request
+    └── ClusterError          resources or ports that are not to be had
 """
 
 __all__ = [

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mlflow.entities import Run
@@ -40,6 +42,26 @@ def test_pickle_keeps_settings_and_drops_the_client(tracker: Tracker) -> None:
     copy = pickle.loads(pickle.dumps(original))  # noqa: S301 - what Tune does
     assert copy._client is None
     assert (copy.uri, copy.parent_run_id, copy.metrics, copy.max_steps) == (tracker.uri, "p", ("score",), EPOCHS)
+
+
+def test_experiment_end_closes_what_is_left(tracker: Tracker) -> None:
+    """Cut off by an interrupt; ended, but the driver was killed before it said so; failed so; unknown to the snapshot."""
+
+    def trial(name: str, status: str, done: bool) -> Any:
+        return SimpleNamespace(
+            trial_id=name, status=status, config={}, last_result={"training_iteration": 1, "done": done}
+        )
+
+    trials = [trial("cut", "TERMINATED", False), trial("ended", "TERMINATED", True), trial("failed", "ERROR", False)]
+    with tracker.run("search") as parent:
+        first = callback(tracker, parent.id)
+        for each in [*trials, trial("young", "RUNNING", False)]:
+            first.on_trial_start(0, [], each)
+        with tracker.run("other child", parent_run_id=parent.id) as other:
+            callback(tracker, parent.id).on_experiment_end(trials)
+            statuses = {run.data.tags.get("trial_id"): run.info.status for run in children(tracker, parent.id)}
+    assert statuses == {"cut": "KILLED", "ended": "FINISHED", "failed": "FAILED", "young": "KILLED", None: "RUNNING"}
+    assert tracker.client.get_run(other.id).info.status == "FINISHED"
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -25,8 +25,11 @@ PREFILL_CHUNK = 512
 class _SlotLayer(CacheLayerMixin):
     """Keys and values of one layer, [S, H, capacity, E]."""
 
+    keys: Tensor
+    values: Tensor
+
     def __init__(self, owner: "SlotCache") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.owner = owner
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -66,7 +69,8 @@ class SlotCache(Cache):
         self.rows = slice(0, 0)
         self.positions_BN = torch.zeros(0, 0, dtype=torch.long)
         self.visible = 0
-        super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+        self._slot_layers = [_SlotLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=[*self._slot_layers])
 
     @torch.inference_mode()
     def reserve(self, slots: int, capacity: int) -> None:
@@ -77,7 +81,7 @@ class SlotCache(Cache):
         kept_slots, kept_capacity = self.slots, self.capacity
         self.slots = max(slots, self.slots)
         self.capacity = self.capacity if capacity <= self.capacity else max(capacity, 2 * self.capacity)
-        for layer in self.layers:
+        for layer in self._slot_layers:
             if layer.is_initialized:
                 keys, values = layer.keys, layer.values
                 layer.lazy_initialization(keys, values)
@@ -91,7 +95,7 @@ class SlotCache(Cache):
     @torch.inference_mode()
     def move(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` positions of a row to another slot."""
-        for layer in self.layers:
+        for layer in self._slot_layers:
             if layer.is_initialized:
                 layer.keys[destination, :, :length] = layer.keys[source, :, :length]
                 layer.values[destination, :, :length] = layer.values[source, :, :length]

@@ -20,8 +20,8 @@ from rich.console import Console
 from diversed.artifacts import git_commit, write_text_atomic
 from diversed.decoding import Engine, Request, Weigh
 from diversed.errors import DataError
-from diversed.evaluation.console import Bar
 from diversed.evaluation.metrics import ExampleResult, example_result
+from diversed.evaluation.progress import Bar
 from diversed.models import Pair
 from diversed.seeding import derive_seed
 from diversed.settings import DecodeSettings, Method, Settings

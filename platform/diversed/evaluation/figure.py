@@ -67,9 +67,9 @@ def _panel(ax: Axes, comparison: Comparison, pick: Pick) -> None:
     if statics:
         ax.plot(*_points(line, pick), color=STYLES[Method.STATIC]["color"], linewidth=1.5, zorder=1)
         _markers(ax, statics, pick, Method.STATIC)
-        for row in statics:
+        for static in statics:
             ax.annotate(
-                f"{row.weight:g}", _point(row, pick), (6, 6), textcoords="offset points", fontsize=9, color=GREY
+                f"{static.weight:g}", _point(static, pick), (6, 6), textcoords="offset points", fontsize=9, color=GREY
             )
     for method in (Method.AUTOREGRESSIVE, Method.STRICT, Method.DIVERSED):
         row = comparison.row(method.value)

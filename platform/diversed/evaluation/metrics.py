@@ -173,6 +173,7 @@ METRICS: Mapping[str, Metric] = {
         lambda r: r.distinct_bigrams, lambda r: r.tokens - 1, "a prompt's distinct bigrams / its bigrams"
     ),
 }
+PER_ROUND = ("drafted_per_round", "accepted_per_round")
 RATES: Mapping[str, Callable[[ExampleResult], bool]] = {
     "truncated": lambda r: r.truncated,
     "empty": lambda r: r.empty,
@@ -210,7 +211,10 @@ def summarise(results: Sequence[ExampleResult], bootstrap: Bootstrap) -> MethodS
     prompts = _prompts(results)
     metrics: dict[str, Estimate | None] = {}
     metrics["quality"] = _rate([[r.quality for r in group] for group in prompts], bootstrap)
+    drafts = any(r.drafted for r in results)
     for name, metric in METRICS.items():
+        if name in PER_ROUND and not drafts:
+            continue  # autoregressive: 0 would be true and say nothing
         columns = _columns(prompts, metric)
         metrics[name] = None if columns is None else bootstrap.ratio(*columns)
     for name, is_so in RATES.items():

@@ -64,7 +64,7 @@ class HuggingFace:
 
     def _config(self, **options: Any) -> GenerationConfig:
         eos_ids = list(self._pair.eos_ids) or None
-        return GenerationConfig(eos_token_id=eos_ids, pad_token_id=self._pair.pad_id, **options)  # type: ignore[no-untyped-call]
+        return GenerationConfig(eos_token_id=eos_ids, pad_token_id=self._pair.pad_id, **options)
 
 
 @contextmanager

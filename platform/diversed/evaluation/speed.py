@@ -23,9 +23,9 @@ from diversed.decoding import Engine, Request
 from diversed.decoding.costs import Costs, predicted_speedup
 from diversed.errors import DataError
 from diversed.evaluation.compare import EngineFactory, Variant, fingerprint, prompt_seed
-from diversed.evaluation.console import Bar
 from diversed.evaluation.intervals import Array, Bootstrap, Estimate
 from diversed.evaluation.peers import HuggingFace
+from diversed.evaluation.progress import Bar
 from diversed.models import Pair
 from diversed.settings import DecodeSettings, Method, Settings
 from diversed.tasks import Example

@@ -6,6 +6,7 @@ runs only one of the two models pays for one. Models are hub ids, local folders 
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging as transformers_logging
 
 from diversed.errors import PairError, RequestError
 from diversed.models import smollm2
@@ -186,7 +188,7 @@ class _Source:
             self._weight_files()
         # Plain weights: with a kernel for packed blocks the model would compute in another dtype than asked for.
         plain = {} if self.gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
-        with _reading(self.name):
+        with _reading(self.name), _bars_on_a_terminal_only():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **self.arguments, **plain, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
@@ -316,6 +318,19 @@ def _reading(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         raise PairError(f"model {name}: cannot be read: {_first_line(error)}") from error
+
+
+@contextmanager
+def _bars_on_a_terminal_only() -> Iterator[None]:
+    """In a log file each step of a progress bar would be a line."""
+    if sys.stderr.isatty() or not transformers_logging.is_progress_bar_enabled():
+        yield
+        return
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.enable_progress_bar()
 
 
 def _first_line(error: Exception) -> str:

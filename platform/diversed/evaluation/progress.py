@@ -1,4 +1,4 @@
-"""What a run shows: a bar on a terminal, one line per finished step in a log; tables wide enough to be read in both."""
+"""Progress that fits where it is shown: a bar on a terminal, one line per finished step in a log."""
 
 import time
 from types import TracebackType
@@ -7,15 +7,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-__all__ = ["Bar", "make_console"]
-
-LOG_WIDTH = 130  # columns of a file or a job's log, which has no width of its own
-
-
-def make_console() -> Console:
-    """A terminal's console at its width, a log's at the width of the comparison table."""
-    console = Console()
-    return console if console.is_terminal else Console(width=LOG_WIDTH)
+__all__ = ["Bar"]
 
 
 class Bar:
