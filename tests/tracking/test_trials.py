@@ -45,7 +45,7 @@ def test_pickle_keeps_settings_and_drops_the_client(tracker: Tracker) -> None:
 
 
 def test_experiment_end_closes_what_is_left(tracker: Tracker) -> None:
-    """Cut off by an interrupt; ended, but the driver was killed before it said so; failed so; unknown to the snapshot."""
+    """Cut off by an interrupt; ended or failed before the driver could say so; unknown to the snapshot."""
 
     def trial(name: str, status: str, done: bool) -> Any:
         return SimpleNamespace(
