@@ -58,11 +58,12 @@ def application(settings: Settings, changes: Mapping[str, Any] | None = None) ->
     plan = serve_plan(settings, nodes() if ray.is_initialized() else [])
     replica, *models = plan.bundles
     ongoing = settings.serve.max_waiting + 1 + HEADROOM
+    placement: dict[str, Any] = {"placement_group_bundles": plan.placement} if models else {}
     deployment = cast("serve.Deployment", Completions).options(
         max_ongoing_requests=ongoing,
         max_queued_requests=ongoing,
         ray_actor_options={"num_cpus": replica.cpus, "num_gpus": replica.gpus},
-        **({"placement_group_bundles": plan.placement} if models else {}),
+        **placement,
     )
     return deployment.bind(settings.record(), dict(changes or {}))
 

@@ -187,7 +187,7 @@ class _Source:
         if self.gguf_file is None:
             self._weight_files()
         # Plain weights: with a kernel for packed blocks the model would compute in another dtype than asked for.
-        plain = {} if self.gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
+        plain: dict[str, Any] = {} if self.gguf_file is None else {"quantization_config": GgufConfig(dequantize=True)}
         with _reading(self.name), _bars_on_a_terminal_only():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 **self.arguments, **plain, dtype=dtype, use_safetensors=True, output_loading_info=True
