@@ -25,7 +25,7 @@ from diversed.evaluation.report import write_report
 from diversed.evaluation.rows import Comparison
 from diversed.evaluation.speed import measure_speed
 from diversed.models import Pair
-from diversed.settings import Method, Settings
+from diversed.settings import Settings
 from diversed.tasks import Split, Task
 
 __all__ = ["evaluation_key", "run_evaluation"]
@@ -62,17 +62,8 @@ def run_evaluation(
 
     compare(pair, task, settings, queue(), examples, engine_factory, folder / "results", console, results)
     costs = profile_costs(pair, [settings.decode.draft_length], folder)
-    measure_speed(pair, settings, _timed(variants), examples, costs, engine_factory, folder / "speed.json", console)
+    measure_speed(pair, settings, variants, examples, costs, engine_factory, folder / "speed.json", console)
     return write_report(folder)
-
-
-def _timed(variants: list[Variant]) -> list[Variant]:
-    """The methods whose speed is measured: of the static ensembles, the strictest and the most relaxed."""
-    statics = sorted(
-        (variant for variant in variants if variant.decode.method is Method.STATIC), key=lambda v: v.decode.weight
-    )
-    ends = [statics[-1], statics[0]] if len(statics) > 1 else statics
-    return [variant for variant in variants if variant.decode.method is not Method.STATIC or variant in ends]
 
 
 def evaluation_key(settings: Settings, head: torch.nn.Module | None) -> str:
