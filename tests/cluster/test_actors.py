@@ -180,7 +180,9 @@ def test_actors_take_the_callers_placement_group(pair: Pair, prompts: list[list[
         assert get_current_placement_group().id.hex() == group_id
         engine = engine_for(ACTORS, pair, STRICT)
         try:
-            used = [actor for actor in list_actors(detail=True) if actor.placement_group_id == group_id]
+            here = ray.get_runtime_context().gcs_address  # other clusters may run on the machine
+            listed = list_actors(address=here, detail=True)
+            used = [actor for actor in listed if actor.placement_group_id == group_id]
             return outcome(engine, requests_of(prompts, STRICT)), [len(used)]
         finally:
             engine.close()
