@@ -102,6 +102,7 @@ def test_numbers(run_folder: Path) -> None:
     autoregressive = comparison.row("autoregressive")
     assert autoregressive is not None
     assert "speedup_predicted" not in autoregressive.speed
+    assert autoregressive.gate is None
     assert comparison.origin["git_commits"] == ["0123456789abcdef"]
     assert comparison.origin["date"] == "2026-11-29T12:05:00+00:00"
 

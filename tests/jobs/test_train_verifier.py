@@ -58,7 +58,7 @@ def test_trains_logs_and_is_not_repeated(run, tmp_path):
     ("arguments", "message"),
     [
         (["--pair", "nope"], "pair.name = 'nope'"),
-        (["--task", "gsm8k", "--data", "missing.jsonl"], "task.data = missing.jsonl"),
+        (["--task", "gsm8k", "--data", "missing.jsonl"], "missing.jsonl: No such file"),
         (["--draft-length", "-3"], "decode.draft_length = '-3'"),
         (["--task.max-new-tokens", "5000"], "exceed the pair's context"),
         (["--tracking.uri", "http://127.0.0.1:9"], "127.0.0.1:9"),

@@ -28,6 +28,7 @@ from diversed.settings import Method, Settings, from_record
 __all__ = ["build_comparison", "read_comparison", "update_readme", "write_report"]
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+LOSSY = (Method.STATIC, Method.DIVERSED, Method.DRAFT_ONLY)  # autoregressive and strict have one law
 COMPARISON, RESULTS, PARETO = "comparison.json", "results.md", "pareto"
 
 
@@ -98,7 +99,7 @@ def _row(
         summary=summary,
         against_strict=against[Method.STRICT],
         against_autoregressive=against[Method.AUTOREGRESSIVE],
-        gate=quality_gate(results, strict, settings.evaluate, bootstrap) if label != Method.STRICT else None,
+        gate=quality_gate(results, strict, settings.evaluate, bootstrap) if header["method"] in LOSSY else None,
         speed=numbers,
     )
 

@@ -35,7 +35,7 @@ def _columns(metric: str) -> list[_Column]:
         _Column("acceptance rate, %", pooled("acceptance_rate"), 100, ".1f"),
         _Column("drafted per round", pooled("drafted_per_round"), 1, ".2f"),
         _Column("block efficiency", pooled("block_efficiency"), 1, ".2f"),
-        _Column("tokens/s", lambda row: row.speed.get("tokens_per_second"), 1, ".0f"),
+        _Column("tokens/s", lambda row: row.speed.get("tokens_per_second"), 1, ".1f"),
         _Column("speed-up, measured", lambda row: row.speed.get("speedup_measured"), 1, ".2f"),
         _Column("predicted", lambda row: row.speed.get("speedup_predicted"), 1, ".2f"),
     ]
@@ -64,7 +64,7 @@ def console_table(comparison: Comparison) -> Table:
     table = Table(title=_title(comparison), title_justify="left", title_style="bold", pad_edge=False)
     table.add_column("method", no_wrap=True, min_width=20)
     for column in columns:
-        table.add_column(column.title, justify="right", max_width=11)
+        table.add_column(column.title, justify="right", max_width=13 if column.form.startswith("+") else 11)
     for row in comparison.methods:
         cells = []
         for column in columns:

@@ -44,7 +44,7 @@ EMBEDDED = Path(__file__).parent / "arithmetic"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 LABEL = re.compile(r"[A-Za-z0-9][\w.-]*")
 DESCRIPTION_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]
-WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+WEIGHT_FILES = ["model*.safetensors", "model.safetensors.index.json"]
 SAMPLED_BYTES = 64 * 1024  # at both ends of a weight file's data
 GGUF_BYTES = 1024 * 1024
 
@@ -218,9 +218,11 @@ class _Source:
     def _weight_files(self) -> list[Path]:
         if self.hub is not None:
             _download(*self.hub, WEIGHT_FILES)
-        files = sorted(self.folder.glob("*.safetensors"))
+        files = sorted(self.folder.glob(WEIGHT_FILES[0]))
         if not files:
-            raise PairError(f"model {self.name}: no .safetensors file in {self.folder}; convert its weights")
+            raise PairError(
+                f"model {self.name}: no {WEIGHT_FILES[0]} in {self.folder}; convert or download its weights"
+            )
         return files
 
 
