@@ -23,6 +23,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(demo, "CHECKOUT", tmp_path)
     monkeypatch.setattr(demo, "FOLDER", tmp_path / ".demo")
     monkeypatch.setattr(demo, "STATE", tmp_path / ".demo" / "state.json")
+    monkeypatch.setenv("DIVERSED_OUTPUT", str(tmp_path / "runs"))  # demo.main sets it: here it is put back
     yield tmp_path
     if demo.STATE.exists():
         demo.stop()

@@ -113,7 +113,7 @@ def test_a_missing_file_names_path_working_directory_and_flag(name: str) -> None
     with pytest.raises(DataError) as caught:
         get_task("gsm8k").examples(settings(name), Split.TEST, 0)
     assert str(caught.value) == (
-        f"task.data = {name}: No such file or directory (working directory {Path.cwd()}); "
+        f"task.data = {Path(name).absolute()}: No such file or directory (working directory {Path.cwd()}); "
         "give an existing file with --data"
     )
 

@@ -44,7 +44,7 @@ __all__ = ["search"]
 
 EXPERIMENT, CANDIDATES = "tune", "candidates.json"
 ENVIRONMENT = {
-    "TUNE_GLOBAL_CHECKPOINT_S": "2",  # by default a killed driver loses what it saw in the last 10 s or more
+    "TUNE_GLOBAL_CHECKPOINT_S": "0",  # a snapshot per event; by default a killed driver loses its last 10 s or more
     "RAY_AIR_NEW_OUTPUT": "0",  # the new one prints boxes at any verbosity
     "TUNE_DISABLE_SIGINT_HANDLER": "1",  # a job ends at the first signal; Tune would return as if it were done
 }
