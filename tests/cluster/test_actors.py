@@ -1,5 +1,6 @@
 """Draft and target in actors: the tokens of the in-process engine, and clear ends when an actor is gone."""
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -175,24 +176,31 @@ def test_actors_take_the_callers_placement_group(pair: Pair, prompts: list[list[
 
     def trial(group_id: str) -> tuple[list[tuple[Any, ...]], list[int]]:
         from ray.util.placement_group import get_current_placement_group
-        from ray.util.state import list_actors
 
         assert get_current_placement_group().id.hex() == group_id
         engine = engine_for(ACTORS, pair, STRICT)
         try:
-            here = ray.get_runtime_context().gcs_address  # other clusters may run on the machine
-            listed = list_actors(address=here, detail=True)
-            used = [actor for actor in listed if actor.placement_group_id == group_id]
-            return outcome(engine, requests_of(prompts, STRICT)), [len(used)]
+            return outcome(engine, requests_of(prompts, STRICT)), bundles_in_use(group_id)
         finally:
             engine.close()
+
+    def bundles_in_use(group_id: str) -> list[int]:
+        """Bundles whose CPUs are taken; Ray tells after a second or two."""
+        names = {bundle: f"CPU_group_{bundle}_{group_id}" for bundle in range(3)}
+        for _ in range(50):
+            free, total = ray.available_resources(), ray.cluster_resources()
+            used = [bundle for bundle, name in names.items() if free.get(name, 0) < total[name]]
+            if len(used) == len(names):
+                break
+            time.sleep(0.2)
+        return used
 
     group = placement_group(plan.placement, strategy="PACK")
     try:
         strategy = PlacementGroupSchedulingStrategy(group, 0, placement_group_capture_child_tasks=True)
         task = ray.remote(trial).options(num_cpus=plan.bundles[0].cpus, scheduling_strategy=strategy)
-        tokens, counts = ray.get(task.remote(group.id.hex()), timeout=240)
+        tokens, used = ray.get(task.remote(group.id.hex()), timeout=240)
     finally:
         remove_placement_group(group)
     assert tokens == outcome(engine_for(IN_PROCESS, pair, STRICT), requests_of(prompts, STRICT))
-    assert counts == [2]
+    assert used == [0, 1, 2]
