@@ -104,6 +104,8 @@ def write_gguf(path: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokeniz
     writer.add_token_types([TokenType.CONTROL if index <= START else TokenType.NORMAL for index in range(len(tokens))])
     merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
     writer.add_token_merges([" ".join(merge) for merge in merges])
+    writer.add_bos_token_id(START)
+    writer.add_add_bos_token(False)
     writer.add_eos_token_id(EOS)
     writer.add_pad_token_id(PAD)
     if template is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from huggingface_hub import snapshot_download
+from huggingface_hub import is_offline_mode, snapshot_download
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import (
@@ -305,7 +305,8 @@ def _source(text: str, field: str) -> _Source:
 
 def _download(repository: str, commit: str | None, patterns: list[str]) -> Path:
     try:
-        return Path(snapshot_download(repository, revision=commit, allow_patterns=patterns))
+        offline = is_offline_mode()  # given on, because huggingface_hub 1 asks for a commit's list of files even then
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=patterns, local_files_only=offline))
     except (OSError, ValueError) as error:  # huggingface_hub's errors are OSErrors, its bad names ValueErrors
         raise PairError(
             f"model {repository!r}: neither a local folder nor to be had from the hub; "
