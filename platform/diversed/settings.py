@@ -124,7 +124,7 @@ class TaskSettings(Group):
     train_split: str = Field("train", description="hub split that training and validation prompts come from")
     test_split: str = Field("test", description="hub split that test prompts come from")
     train_size: int = Field(400, ge=1, description="training prompts")
-    validation_size: int = Field(200, ge=1, description="prompts on which a search compares its trials")
+    validation_size: int = Field(200, ge=2, description="prompts on which a search compares its trials")
     test_size: int = Field(1000, ge=1, description="prompts of the final evaluation")
     chat_template: bool = Field(False, description="wrap prompts in the tokenizer's chat template")
     max_prompt_words: int = Field(400, ge=1, description="an article is cut to this many words, the cue never")

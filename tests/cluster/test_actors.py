@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -132,30 +133,24 @@ def test_pair_error_in_an_actor_is_one_line(pair: Pair) -> None:
     assert not [key for key, _ in _Actors._live if key.name == "nobody"]
 
 
-@pytest.mark.parametrize("name", ["target", "draft"])
-def test_death_of_an_actor_is_one_line_and_the_next_engine_is_new(
-    pair: Pair, prompts: list[list[int]], name: str
-) -> None:
+@pytest.mark.usefixtures("kept")
+def test_death_of_an_actor_is_one_line_and_the_next_engine_is_new(pair: Pair, prompts: list[list[int]]) -> None:
     import ray
 
-    settings = ACTORS.model_copy(update={"draft_layers": 1})  # not the actors of the tests above
-    engine = engine_for(settings, pair, STRICT)
     requests = requests_of(prompts, STRICT)
-    expected = outcome(engine, requests)
-    actors = next(actors for (key, _), actors in _Actors._live.items() if key == settings)
-
-    def end_it(done: int) -> None:
-        if done == 0:
-            ray.kill(actors.handles[name])
-
-    with pytest.raises(DiversedError, match=rf"the {name} actor died") as caught:
-        engine.generate(requests, end_it)
-    assert "\n" not in str(caught.value)
-    engine.close()
-    again = engine_for(settings, pair, STRICT)
+    for name in ("target", "draft"):
+        engine = engine_for(ACTORS, pair, STRICT)
+        expected = outcome(engine, requests)
+        (actors,) = _Actors._live.values()
+        end_it = partial(ray.kill, actors.handles[name])
+        with pytest.raises(DiversedError, match=rf"the {name} actor died") as caught:
+            engine.generate(requests, lambda done, end_it=end_it: end_it() if done == 0 else None)
+        assert "\n" not in str(caught.value)
+        assert not _Actors._live
+        engine.close()
+    again = engine_for(ACTORS, pair, STRICT)
     assert outcome(again, requests) == expected
     again.close()
-    assert settings not in [key for key, _ in _Actors._live]
 
 
 def test_more_than_the_cluster_has_is_refused_before_anything_starts(pair: Pair) -> None:

@@ -1,4 +1,4 @@
-"""A search on a real Ray, killed with -9 in its middle and started again."""
+"""A search as a job of its own, killed with -9 in its middle and started again (in the pipeline: test_pipeline.py)."""
 
 import json
 import subprocess
@@ -24,6 +24,7 @@ def read_until(process: subprocess.Popen[str], beginning: str) -> list[str]:
     pytest.fail(f"ended before {beginning!r}: {lines} {process.communicate()[1]}")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_search_is_taken_up_with_its_finished_trials(start, mlflow_runs, tmp_path):
     with start("tune_verifier", *SEARCH, stderr=subprocess.DEVNULL) as first:
