@@ -337,6 +337,12 @@ def test_settings_are_values() -> None:
     assert (changed.decode.draft_length, changed.seed, settings.decode, settings.seed) == (7, 3, DecodeSettings(), 0)
 
 
+@pytest.mark.parametrize("flag", ["--output", "--pair.cache-dir"])
+def test_a_home_of_nobody_is_one_line(flag: str) -> None:
+    with pytest.raises(ConfigError, match="no such user's home; give an absolute path"):
+        load_settings([flag, "~nobody-has-this-name/runs"])
+
+
 def test_output_is_absolute_and_holds_the_default_store(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     settings = load_settings(["--output", "runs"])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -81,12 +81,21 @@ class Group(BaseModel):
 
 def _absolute(value: str) -> str:
     """A local path as every process sees it (workers run in folders of their own); hub ids and URIs as they are."""
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))  # noqa: PTH111 - Path.expanduser raises at a user that does not exist
     is_local = path.exists() or path.suffix in (".json", ".jsonl", ".gguf") or value.startswith((".", "~"))
     return os.path.abspath(path) if is_local else value  # noqa: PTH100 - absolute() keeps "..", resolve() leaves links
 
 
+def _folder(value: Path) -> Path:
+    """Absolute: a Ray job's working directory is thrown away."""
+    try:
+        return value.expanduser().absolute()
+    except RuntimeError as error:
+        raise ValueError("no such user's home; give an absolute path") from error
+
+
 Source = Annotated[str, AfterValidator(_absolute)]
+Folder = Annotated[Path, AfterValidator(_folder)]
 
 
 class PairSettings(Group):
@@ -103,7 +112,7 @@ class PairSettings(Group):
     placement: Placement = Field(
         Placement.IN_PROCESS, description="both models in this process, or each in a Ray actor"
     )
-    cache_dir: Path = Field(Path("~/.cache/diversed"), description="where converted weights are kept")
+    cache_dir: Folder = Field(Path("~/.cache/diversed"), description="where converted weights are kept")
     draft_layers: int = Field(
         26, ge=1, description="smollm2 only: how many of the target's layers its untrained draft keeps"
     )
@@ -247,7 +256,7 @@ class Settings(BaseSettings):
     layers: ClassVar[list[PydanticBaseSettingsSource]] = []
 
     seed: int = Field(0, ge=0, description="root seed; all randomness derives from it")
-    output: Path = Field(
+    output: Folder = Field(
         Path("~/.diversed"), description="folder of runs, checkpoints, figures and the default MLflow store"
     )
     resume: bool = Field(True, description="take up an interrupted run with the same settings")
@@ -260,11 +269,6 @@ class Settings(BaseSettings):
     evaluate: EvaluateSettings = EvaluateSettings()
     serve: ServeSettings = ServeSettings()
     tracking: TrackingSettings = TrackingSettings()
-
-    @field_validator("output")
-    @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return value.expanduser().absolute()  # a Ray job's working directory is thrown away
 
     @property
     def label(self) -> str:
