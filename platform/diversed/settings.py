@@ -32,6 +32,7 @@ from diversed.errors import ConfigError
 __all__ = [
     "DType",
     "DecodeSettings",
+    "DrafterKind",
     "EvaluateSettings",
     "Method",
     "PairSettings",
@@ -65,6 +66,13 @@ class Placement(StrEnum):
 
     IN_PROCESS = "in-process"
     ACTORS = "actors"
+
+
+class DrafterKind(StrEnum):
+    """Who proposes tokens."""
+
+    MODEL = "model"
+    PROMPT_LOOKUP = "prompt-lookup"
 
 
 class DType(StrEnum):
@@ -152,6 +160,19 @@ class DecodeSettings(Group):
     temperature: float = Field(1.0, ge=0, description="0 is greedy: mixture-argmax")
     top_k: int = Field(0, ge=0, description="keep the k likeliest tokens on both sides; 0 is off")
     top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set of this mass on both sides; 1 is off")
+    min_p: float = Field(
+        0.0, ge=0, le=1, description="drop tokens less likely than this share of the likeliest; 0 is off"
+    )
+    repetition_penalty: float = Field(
+        1.0, gt=0, description="divides logits of tokens seen in prompt or output; 1 is off"
+    )
+    presence_penalty: float = Field(0.0, description="taken once from logits of tokens in the output; 0 is off")
+    frequency_penalty: float = Field(0.0, description="taken per occurrence in the output; 0 is off")
+    stop: list[str] = Field([], description="texts that end an output")
+    drafter: DrafterKind = Field(
+        DrafterKind.MODEL, description="the pair's draft model, or lookup of the newest tokens in the text so far"
+    )
+    ngram: int = Field(3, ge=1, le=16, description="prompt-lookup: longest run of tokens that is looked up")
     batch_size: int = Field(16, ge=1, description="rows decoded together")
 
 

@@ -43,7 +43,13 @@ def tiny_pair() -> Callable[..., Any]:
 
     def make(same: bool = False, eos: tuple[int, ...] = ()) -> Any:
         return SimpleNamespace(
-            target=target, draft=target if same else draft, vocab_size=VOCAB, eos_ids=eos, context=CONTEXT
+            target=target,
+            draft=target if same else draft,
+            vocab_size=VOCAB,
+            eos_ids=eos,
+            context=CONTEXT,
+            draft_context=CONTEXT,
+            tokenizer=None,
         )
 
     return make

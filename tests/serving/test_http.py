@@ -141,9 +141,12 @@ def test_bad_requests_are_shaped(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(model=MODEL, prompt="p", max_tokens=-1)
     assert caught.value.param == "max_tokens"
-    with pytest.raises(openai.BadRequestError, match="stop: not supported") as caught:
-        client.completions.create(model=MODEL, prompt="p", stop=["\n"], stream=True)
+    with pytest.raises(openai.BadRequestError, match="n: not supported") as caught:
+        client.completions.create(model=MODEL, prompt="p", n=2, stream=True)
     assert caught.value.code == "unsupported_parameter"
+    with pytest.raises(openai.BadRequestError, match="logit_bias: 'x' is no token") as caught:
+        client.completions.create(model=MODEL, prompt="p", logit_bias={"x": 1})
+    assert caught.value.param == "logit_bias"
     with pytest.raises(openai.BadRequestError, match="exceed the context of 64"):
         client.completions.create(model=MODEL, prompt="x" * 80)
 

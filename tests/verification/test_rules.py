@@ -15,7 +15,6 @@ from torch import Tensor
 
 from diversed.settings import DecodeSettings, Method
 from diversed.verification import (
-    Kind,
     Rule,
     accept_probability,
     draw,
@@ -125,7 +124,7 @@ def test_verify_emits_the_exact_law_and_accepts_at_the_exact_rate(w: float, cap:
     x_BN = draw(Q.expand(B, 4), u[:, 0])[:, None]
     verdict = verify(p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), w, u[:, 1:2], u[:, 2:4], cap=cap)
     assert_law(verdict.tokens_BM[:, 0], output_law(P, Q, w, cap))
-    accepted = verdict.emitted_B == 2
+    accepted = verdict.accepted_B == 1
     rate = (Q * accept_probability(P, Q, w, cap)).sum().item()
     assert accepted.double().mean().item() == pytest.approx(rate, abs=4 * math.sqrt(0.25 / B))
     if w > 0:
@@ -158,9 +157,8 @@ def test_a_round_walks_to_the_first_rejection() -> None:
     drafted_B = torch.tensor([3, 3, 1])
     u_BN, u_BM = torch.full((3, 3), 0.9), torch.full((3, 4), 0.6)
     verdict = verify(p_BMV, q_BNV, x_BN, drafted_B, 1.0, u_BN, u_BM)
-    assert verdict.emitted_B.tolist() == [4, 2, 2]
-    A, R, B, _ = Kind.ACCEPTED, Kind.REPLACEMENT, Kind.BONUS, Kind.NONE
-    assert verdict.kind_BM.tolist() == [[A, A, A, B], [A, R, _, _], [A, B, _, _]]
+    assert verdict.accepted_B.tolist() == [3, 1, 1]
+    assert verdict.drafted_B.tolist() == [3, 3, 1]
     assert verdict.tokens_BM[1, 1] == 2
     assert verdict.tokens_BM[0].tolist() == [0, 0, 0, 2]
     assert verdict.q_BM[1, 1] == 0.25
@@ -182,7 +180,8 @@ def test_no_draft_is_one_autoregressive_step() -> None:
         torch.tensor([[0.6]]),
     )
     assert verdict.tokens_BM.tolist() == [[1]]
-    assert verdict.kind_BM.tolist() == [[Kind.BONUS]]
+    assert verdict.accepted_B.tolist() == verdict.drafted_B.tolist() == [0]
+    assert verdict.p_BM.tolist() == [[pytest.approx(0.3)]]
 
 
 def test_greedy_rows_follow_the_argmax_of_the_mixture() -> None:
@@ -192,7 +191,7 @@ def test_greedy_rows_follow_the_argmax_of_the_mixture() -> None:
     w_BN, coins_BN, u_BM = torch.tensor([[0.9], [0.1], [0.9]]), torch.full((3, 1), 0.5), torch.zeros(3, 2)
     greedy_B = torch.tensor([True, True, False])
     verdict = verify(p_BMV, q_BNV, x_BN, torch.ones(3, dtype=torch.long), w_BN, coins_BN, u_BM, greedy_B)
-    assert verdict.emitted_B.tolist() == [1, 2, 2]
+    assert verdict.accepted_B.tolist() == [0, 1, 1]
     assert verdict.tokens_BM[0, 0] == 0
     assert verdict.tokens_BM[1].tolist() == [1, 0]  # accepted, then the bonus argmax p
 

@@ -21,11 +21,20 @@ from torch import Tensor, nn
 
 from diversed.cluster.resources import Bundle, engine_plan, require
 from diversed.cluster.session import nodes
-from diversed.decoding import Engine, build_engine
-from diversed.decoding.roles import DraftInput, LocalDrafter, LocalTarget, Proposal, VerifyInput, Weigh
-from diversed.errors import ClusterError, ConfigError, DiversedError
+from diversed.decoding import Drafter, Engine, build_engine, rule_and_weigh
+from diversed.decoding.roles import (
+    Array,
+    DraftInput,
+    LocalDrafter,
+    LocalTarget,
+    PromptLookup,
+    Proposal,
+    VerifyInput,
+    Weigh,
+)
+from diversed.errors import ClusterError, DiversedError
 from diversed.models import Pair, load_pair, set_threads
-from diversed.settings import DecodeSettings, Method, PairSettings, Placement
+from diversed.settings import DecodeSettings, DrafterKind, Method, PairSettings, Placement
 from diversed.verification import Rule, Verdict
 
 __all__ = ["engine_for"]
@@ -50,15 +59,16 @@ def engine_for(
     """
     if settings.placement is Placement.IN_PROCESS:
         return build_engine(pair, decode, head, collect)
-    rule = Rule.of(decode)
-    if rule.method is Method.DIVERSED and head is None:
-        raise ConfigError("decode.method = 'diversed': needs a verifier; give --verifier.checkpoint or train one")
-    weigh = head if rule.weight is None else None
-    drafts = rule.method is not Method.AUTOREGRESSIVE
+    rule, weigh = rule_and_weigh(decode, head)
+    drafts = rule.method is not Method.AUTOREGRESSIVE and decode.drafter is DrafterKind.MODEL
     actors = _Actors.shared(settings, drafts)
     target = RemoteTarget(actors, rule, weigh, collect)
-    drafter = RemoteDrafter(actors, hidden=collect or weigh is not None) if drafts else None
-    return Engine(drafter, target, decode.draft_length, decode.batch_size, pair.eos_ids, pair.context)
+    drafter: Drafter | None = None
+    if drafts:
+        drafter = RemoteDrafter(actors, hidden=collect or weigh is not None)
+    elif rule.method is not Method.AUTOREGRESSIVE:
+        drafter = PromptLookup(pair.vocab_size, pair.eos_ids, decode.ngram)
+    return Engine(drafter, target, decode, pair)
 
 
 # -- inside the actors ---------------------------------------------------------------------------------------------
@@ -88,8 +98,8 @@ class _ModelActor(Generic[RoleT]):
     def reserve(self, role: int, slots: int, capacity: int) -> None:
         self.roles[role].reserve(slots, capacity)
 
-    def prefill(self, role: int, rows: slice, tokens_BK: Tensor) -> None:
-        self.roles[role].prefill(rows, tokens_BK)
+    def prefill(self, role: int, rows: slice, tokens_BK: Array, start: int) -> None:
+        self.roles[role].prefill(rows, tokens_BK, start)
 
     def move(self, role: int, source: int, destination: int, length: int) -> None:
         self.roles[role].move(source, destination, length)
@@ -266,8 +276,8 @@ class _RemoteRole:
     def reserve(self, slots: int, capacity: int) -> None:
         self._before.append(self._actor.reserve.remote(self._role, slots, capacity))
 
-    def prefill(self, rows: slice, tokens_BK: Tensor) -> None:
-        self._before.append(self._actor.prefill.remote(self._role, rows, tokens_BK))
+    def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None:
+        self._before.append(self._actor.prefill.remote(self._role, rows, tokens_BK, start))
 
     def move(self, source: int, destination: int, length: int) -> None:
         self._before.append(self._actor.move.remote(self._role, source, destination, length))

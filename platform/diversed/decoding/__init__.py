@@ -1,13 +1,14 @@
 """The speculative engine: slot cache, roles, loop, cost model. Knows no Ray."""
 
 from diversed.decoding.costs import Costs, predicted_speedup, profile_costs
-from diversed.decoding.engine import Engine, build_engine
+from diversed.decoding.engine import Engine, build_engine, rule_and_weigh
 from diversed.decoding.records import Generation, Request
 from diversed.decoding.roles import (
     Drafter,
     DraftInput,
     LocalDrafter,
     LocalTarget,
+    PromptLookup,
     Proposal,
     Sampling,
     Target,
@@ -23,6 +24,7 @@ __all__ = [
     "Generation",
     "LocalDrafter",
     "LocalTarget",
+    "PromptLookup",
     "Proposal",
     "Request",
     "Sampling",
@@ -32,4 +34,5 @@ __all__ = [
     "build_engine",
     "predicted_speedup",
     "profile_costs",
+    "rule_and_weigh",
 ]

@@ -11,15 +11,19 @@ Shapes: B rows of a forward, N new tokens per row, L visible length, S slots, H 
 import inspect
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import PreTrainedModel
 
-__all__ = ["PREFILL_CHUNK", "SlotCache", "SlotModel"]
+from diversed.models import context_length
 
-# Tokens per row and forward while prompts are read: bounds the memory of masks and activations.
-PREFILL_CHUNK = 512
+__all__ = ["SlotCache", "SlotModel"]
+
+
+Array = NDArray[np.int64]
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -43,9 +47,8 @@ class _SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
         keys, values = self.keys[owner.rows], self.values[owner.rows]
-        index_B1N1 = owner.positions_BN[:, None, :, None]
-        keys.scatter_(2, index_B1N1.expand_as(key_states), key_states)
-        values.scatter_(2, index_B1N1.expand_as(value_states), value_states)
+        keys.scatter_(2, owner.index_B1N1.expand_as(key_states), key_states)
+        values.scatter_(2, owner.index_B1N1.expand_as(value_states), value_states)
         return keys[:, :, : owner.visible], values[:, :, : owner.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -67,30 +70,30 @@ class SlotCache(Cache):
         self.slots = 0
         self.capacity = 0
         self.rows = slice(0, 0)
-        self.positions_BN = torch.zeros(0, 0, dtype=torch.long)
+        self.index_B1N1 = torch.zeros(0, 0, 0, 0, dtype=torch.long)
         self.visible = 0
         self._slot_layers = [_SlotLayer(self) for _ in range(num_layers)]
         super().__init__(layers=[*self._slot_layers])
 
     @torch.inference_mode()
     def reserve(self, slots: int, capacity: int) -> None:
-        """Room for at least `slots` rows of `capacity` positions; what rows hold is kept. Growing copies, so the
-        capacity at least doubles."""
+        """Room for at least `slots` rows of `capacity` positions; what rows hold is kept, also when memory runs out.
+
+        Growing copies, so the capacity at least doubles.
+        """
         if slots <= self.slots and capacity <= self.capacity:
             return
-        kept_slots, kept_capacity = self.slots, self.capacity
-        self.slots = max(slots, self.slots)
-        self.capacity = self.capacity if capacity <= self.capacity else max(capacity, 2 * self.capacity)
-        for layer in self._slot_layers:
-            if layer.is_initialized:
-                keys, values = layer.keys, layer.values
-                layer.lazy_initialization(keys, values)
-                layer.keys[:kept_slots, :, :kept_capacity] = keys
-                layer.values[:kept_slots, :, :kept_capacity] = values
+        slots = max(slots, self.slots)
+        capacity = self.capacity if capacity <= self.capacity else max(capacity, 2 * self.capacity)
+        layers = [layer for layer in self._slot_layers if layer.is_initialized]
+        grown = [(_grown(layer.keys, slots, capacity), _grown(layer.values, slots, capacity)) for layer in layers]
+        for layer, (keys, values) in zip(layers, grown, strict=True):
+            layer.keys, layer.values = keys, values
+        self.slots, self.capacity = slots, capacity
 
     def point(self, rows: slice, positions_BN: Tensor, visible: int) -> None:
         """The next forward serves `rows`, writes at `positions_BN` and sees the first `visible` positions."""
-        self.rows, self.positions_BN, self.visible = rows, positions_BN, visible
+        self.rows, self.index_B1N1, self.visible = rows, positions_BN[:, None, :, None], visible
 
     @torch.inference_mode()
     def move(self, source: int, destination: int, length: int) -> None:
@@ -101,36 +104,40 @@ class SlotCache(Cache):
                 layer.values[destination, :, :length] = layer.values[source, :, :length]
 
 
+def _grown(old_SHCE: Tensor, slots: int, capacity: int) -> Tensor:
+    new_SHCE = old_SHCE.new_zeros(slots, old_SHCE.shape[1], capacity, old_SHCE.shape[3])
+    new_SHCE[: old_SHCE.shape[0], :, : old_SHCE.shape[2]] = old_SHCE
+    return new_SHCE
+
+
 class SlotModel:
-    """A transformers causal LM over a slot cache."""
+    """A transformers causal LM over a slot cache. Starts and counts of rows are NumPy arrays: they belong to the loop,
+    and no forward waits for the device to know them."""
 
     def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
         self.model = model
         self.vocab_size = vocab_size
         self.device, self.dtype = model.device, model.dtype
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
-        self._columns_L = torch.arange(0)
+        self._context = context_length(type(model).__name__, model.config.get_text_config())
+        self._steps_L = torch.zeros(0)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
 
     @torch.inference_mode()
     def forward(
-        self, rows: slice, tokens_BN: Tensor, starts_B: Tensor, hidden: bool = False, keep: int = 0
+        self, rows: slice, tokens_BN: Tensor, starts_B: Array, hidden: bool = False, keep: int = 0
     ) -> tuple[Tensor, Tensor | None]:
-        """Feed `tokens_BN` (CPU) to `rows` at positions `starts_B` (CPU) and following.
+        """Feed `tokens_BN` to `rows` at positions `starts_B` and following.
 
         Returns logits [B, N, V] sliced to the shared vocabulary and, if asked for, the vectors that feed the LM head,
         [B, N, D] float32. `keep` > 0 computes them for the last `keep` tokens only.
         """
         N = tokens_BN.shape[1]
+        positions_BN = torch.from_numpy(starts_B[:, None] + np.arange(N)).to(self.device)
         visible = int(starts_B.max()) + N
-        if len(self._columns_L) < visible:
-            self._columns_L = torch.arange(2 * visible, device=self.device)
-        positions_BN = starts_B.to(self.device)[:, None] + self._columns_L[:N]
-        # Additive: attention would turn a boolean mask into this anew in every layer.
-        seen_BNL = self._columns_L[:visible] <= positions_BN[..., None]
-        mask_B1NL = torch.where(seen_BNL, 0.0, -torch.inf).to(self.dtype)[:, None]
         self.cache.point(rows, positions_BN, visible)
+        # Padding may stand past the last position that the model knows; nothing that counts ever does.
         captured: list[Tensor] = []
         handle = None
         if hidden:  # the LM head's input is the features' definition, whatever a model does around it
@@ -138,9 +145,9 @@ class SlotModel:
             handle = head.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
         try:
             output = self.model(
-                input_ids=tokens_BN.to(self.device),
-                attention_mask=mask_B1NL,
-                position_ids=positions_BN,
+                input_ids=tokens_BN,
+                attention_mask=self._mask(positions_BN, visible),
+                position_ids=positions_BN if visible <= self._context else positions_BN.clamp_max(self._context - 1),
                 use_cache=True,
                 logits_to_keep=keep,
                 **{self._cache_argument: self.cache},
@@ -148,10 +155,23 @@ class SlotModel:
         finally:
             if handle is not None:
                 handle.remove()
-        return output.logits[..., : self.vocab_size], captured[0].float() if captured else None
+        logits_BNV = output.logits
+        if logits_BNV.shape[-1] != self.vocab_size:
+            logits_BNV = logits_BNV[..., : self.vocab_size]
+        return logits_BNV, captured[0].float() if captured else None
+
+    def _mask(self, positions_BN: Tensor, visible: int) -> Tensor:
+        """0 up to each token's position and -inf after it, [B, 1, N, visible]. Additive: attention would turn a boolean
+        mask into this anew in every layer. Each row is a window of one vector of zeros, then -inf."""
+        capacity = max(self.cache.capacity, visible)
+        if len(self._steps_L) < 2 * capacity:
+            self._steps_L = torch.zeros(2 * capacity, dtype=self.dtype, device=self.device)
+            self._steps_L[capacity:] = -torch.inf
+        last = len(self._steps_L) // 2 - 1  # window whose first entry alone is 0
+        return self._steps_L.unfold(0, visible, 1)[last - positions_BN][:, None]
 
     def forward_from(
-        self, rows: slice, tokens_BN: Tensor, starts_B: Tensor, first_B: Tensor, width: int, hidden: bool
+        self, rows: slice, tokens_BN: Tensor, starts_B: Array, first_B: Array, width: int, hidden: bool
     ) -> tuple[Tensor, Tensor | None]:
         """`forward`, but only columns `first_B` to `first_B + width` of each row: [B, width, V] and [B, width, D]."""
         N = tokens_BN.shape[1]
@@ -159,15 +179,11 @@ class SlotModel:
             return self.forward(rows, tokens_BN, starts_B, hidden)
         earliest = int(first_B.min())  # the LM head, which may dominate, skips what no row needs
         logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, hidden, keep=N - earliest)
-        index_BW1 = (first_B[:, None] - earliest + torch.arange(width)).to(self.device)[..., None]
+        if N - earliest == width:
+            return logits_BNV, hidden_BND
+        index_BW1 = torch.from_numpy(first_B[:, None] - earliest + np.arange(width)).to(self.device)[..., None]
         picked = [
             None if values is None else values.gather(1, index_BW1.expand(-1, -1, values.shape[-1]))
             for values in (logits_BNV, hidden_BND)
         ]
         return picked[0], picked[1]  # type: ignore[return-value]
-
-    def prefill(self, rows: slice, tokens_BK: Tensor) -> None:
-        """Read prompts (right padded, CPU) into `rows` from position 0."""
-        for start in range(0, tokens_BK.shape[1], PREFILL_CHUNK):
-            chunk_BK = tokens_BK[:, start : start + PREFILL_CHUNK]
-            self.forward(rows, chunk_BK, torch.full((len(chunk_BK),), start), keep=1)

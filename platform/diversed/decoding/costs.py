@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from diversed.artifacts import write_json_atomic
@@ -74,17 +75,17 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
 def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
     drafter = LocalDrafter(pair.draft, pair.vocab_size, (), hidden=False)
     target = LocalTarget(pair.target, pair.vocab_size, Rule(Method.STRICT, 1.0), None, collect=False)
-    prompt_BK = torch.randint(0, pair.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(0))
+    prompt_BK = np.random.default_rng(0).integers(0, pair.vocab_size, (1, CONTEXT))
     for role in (drafter, target):
         role.reserve(1, CONTEXT + max(lengths) + 1)
-        role.prefill(slice(0, 1), prompt_BK[:, :-1])
+        role.prefill(slice(0, 1), prompt_BK[:, :-1], 0)
     longest = max(max(lengths) - 1, 1)
     sampling = Sampling()
     u_BM = torch.full((1, longest + 1), 0.5, dtype=torch.float64)
-    starts_B, last_B1, one_B = torch.tensor([CONTEXT - 1]), prompt_BK[:, -1:], torch.tensor([1])
+    starts_B, last_B1, one_B = np.array([CONTEXT - 1]), prompt_BK[:, -1:].copy(), np.array([1])
 
     def draft(length: int) -> DraftInput:
-        return DraftInput(last_B1, one_B, starts_B, torch.tensor([length]), u_BM, sampling)
+        return DraftInput(last_B1, one_B, starts_B, np.array([length]), u_BM, sampling)
 
     def judge(n: int) -> Callable[[], object]:
         block = VerifyInput(last_B1, one_B, starts_B, u_BM, u_BM, sampling)

@@ -3,341 +3,593 @@
 A round: the drafter reads what it has not read yet and drafts up to N tokens per row; the target scores them in one
 forward and judges; each row emits its accepted tokens and one more. Rows are slots 0..B-1 of both caches: the last row
 moves into a finished row's slot (one copy per finished request) and new requests join at the end, so the active rows
-stay a prefix and every forward is a view of the caches.
+stay a prefix and every forward is a view of the caches. Long prompts are read behind the active rows, a piece per
+round, so that they hold up nobody.
 
 Noise is indexed by (request, output position, purpose): draft draw, acceptance coin, replacement or bonus draw. Numbers
 of positions after a rejection were not looked at by anything emitted, so reading them again at the redraft is exact,
-and a row's tokens depend neither on its neighbours nor on where the roles run.
+and a row's tokens depend neither on its neighbours nor on where the roles run, nor on being started twice.
 
-Shapes: S slots, B active rows, T output positions, N drafted, M = N + 1.
+The loop's own books are NumPy arrays, whose small operations cost a fraction of a tensor's.
+
+Shapes: S slots, B active rows, C positions of a row, T output positions, N drafted, M = N + 1, K unread tokens.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from diversed.decoding.cache import PREFILL_CHUNK
 from diversed.decoding.records import Generation, Request
-from diversed.decoding.roles import Drafter, DraftInput, LocalDrafter, LocalTarget, Sampling, Target, VerifyInput, Weigh
+from diversed.decoding.roles import (
+    Array,
+    Drafter,
+    DraftInput,
+    History,
+    LocalDrafter,
+    LocalTarget,
+    PromptLookup,
+    Sampling,
+    Target,
+    VerifyInput,
+    Weigh,
+)
 from diversed.errors import ConfigError, RequestError
-from diversed.models import Pair
-from diversed.settings import DecodeSettings, Method
-from diversed.verification import Rule, Verdict
+from diversed.models import Pair, StopFinder
+from diversed.settings import DecodeSettings, DrafterKind, Method
+from diversed.verification import Kind, Rule, Verdict
 
-__all__ = ["Engine", "build_engine"]
+__all__ = ["Engine", "build_engine", "rule_and_weigh"]
+
+logger = logging.getLogger(__name__)
 
 DRAFT, COIN, LAST = range(3)  # purposes of the noise
+P, Q, TV, W = range(4)  # numbers kept of each output token
+PREFILL_TOKENS = 1024  # of all rows together in a forward that reads prompts: bounds its memory
+FIRST_LOGITS = 2**24  # of a first round that also reads prompts; more would cost more than the forward it saves
+
+Answer = Generation | RequestError
+Flags = NDArray[np.bool_]
 
 
 class Engine:
-    """Continuous batching over a drafter and a target. Not thread-safe; one `generate` or `stream` at a time."""
+    """Continuous batching over a drafter and a target. Not thread-safe; `submit` and `step`, or `generate`, or `stream`.
 
-    def __init__(
-        self,
-        drafter: Drafter | None,
-        target: Target,
-        draft_length: int,
-        slots: int,
-        eos_ids: Sequence[int],
-        context: int,
-    ) -> None:
-        """`drafter` None is autoregressive decoding. `context`: positions that both models can hold."""
+    A row costs its neighbours nothing but its share of the forwards. A request for which memory does not suffice fails
+    alone: rows are put back, youngest first, until the others fit.
+    """
+
+    def __init__(self, drafter: Drafter | None, target: Target, decode: DecodeSettings, pair: Pair) -> None:
+        """`drafter` None is autoregressive decoding. Of the pair: vocabulary, ends, tokenizer and contexts."""
         self.drafter, self.target = drafter, target
-        self.draft_length = draft_length if drafter is not None else 0
-        self.slots, self.context = slots, context
-        self._eos_E = torch.tensor(sorted(eos_ids))
+        self.draft_length = decode.draft_length if drafter is not None else 0
+        self.slots, self.context = decode.batch_size, pair.context
+        drafts_by_model = drafter is not None and decode.drafter is DrafterKind.MODEL
+        self._draft_context = pair.draft_context if drafts_by_model else pair.context
+        self._vocab_size = pair.vocab_size
+        self._tokenizer: PreTrainedTokenizerBase | None = pair.tokenizer
+        self._is_end_V = np.zeros(pair.vocab_size, dtype=bool)
+        self._is_end_V[[token for token in pair.eos_ids if token < pair.vocab_size]] = True
+        self._waiting: deque[tuple[int, Request]] = deque()
+        self._tickets = 0
+        self._room = self.slots  # rows that memory is known to allow
         self._rows: list[tuple[int, Request]] = []  # (ticket, request) of slots 0..B-1
+        self._joining: list[tuple[int, Request] | None] = []  # of the slots from `_joining_at`; None: cancelled
+        self._joining_at = 0
+        self._joining_read = 0  # tokens of these prompts that both caches hold
+        self._finders: dict[int, StopFinder] = {}  # by ticket
         self._sampling = Sampling()  # of the active rows
-        self._unread: tuple[Tensor, Tensor] | None = None  # prompts [B, K] and their lengths [B], if no role read them
-        self._capacity = 0  # output positions per slot
-        self._noise_ST3 = torch.zeros(0, 0, 3, dtype=torch.float64)
-        self._out: dict[str, Tensor] = {}  # per output position, [S, T, ...]
-        self._state: dict[str, Tensor] = {}  # per slot, [S]
+        self._has_history = False
+        self._warned = False
+        # Per slot; positions count prompt and output.
+        self._tokens_SC = np.zeros((0, 0), dtype=np.int64)
+        self._noise_3ST = np.zeros((3, 0, 0))
+        self._numbers_4ST = np.zeros((4, 0, 0), dtype=np.float32)
+        self._rounds_2ST = np.zeros((2, 0, 0), dtype=np.int64)  # accepted and drafted of each round
+        self._features_STD: Tensor | None = None
+        self._prompt_S = np.zeros(self.slots, dtype=np.int64)  # tokens of the prompt
+        self._end_S = np.zeros(self.slots, dtype=np.int64)  # of the prompt and all that may follow it
+        self._total_S = np.zeros(self.slots, dtype=np.int64)  # of prompt and output
+        self._draft_read_S = np.zeros(self.slots, dtype=np.int64)  # of these, in the drafter's cache
+        self._target_read_S = np.zeros(self.slots, dtype=np.int64)
+        self._round_S = np.zeros(self.slots, dtype=np.int64)
+        self._row_S1 = np.arange(self.slots)[:, None]
 
     # -- what callers use ----------------------------------------------------------------------------------------
 
-    def generate(self, requests: Sequence[Request], progress: Callable[[int], None] | None = None) -> list[Generation]:
+    def generate(
+        self,
+        requests: Sequence[Request],
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Generation]:
         """Continue all `requests`; answers come in their order. `progress` gets the number finished so far.
 
-        RequestError if one is empty or too long for the context; then nothing is run.
+        RequestError if one is empty or too long for the context (then nothing is run), or when one did not fit into
+        memory (after the others are finished; use `submit` and `step` to have their answers).
         """
         for request in requests:
             self._check(request)
-        waiting = deque(enumerate(requests))
-        answers: list[Generation | None] = [None] * len(requests)
-        done = 0
+        answers: dict[int, Answer] = {}
         try:
-            while waiting or self._rows:
-                self._admit(waiting)
-                for ticket, generation in self._round():
-                    answers[ticket] = generation
-                    done += 1
+            tickets = [self.submit(request) for request in requests]
+            while self.busy:
+                for ticket, answer in self.step():
+                    answers[ticket] = answer
                 if progress is not None:
-                    progress(done)
+                    progress(len(answers))
         finally:
-            self._clear()  # after an error too: the next call starts from empty slots
-        return [answer for answer in answers if answer is not None]
+            self.clear()  # after an error too: the next call starts from empty slots
+        generations = []
+        for ticket in tickets:
+            answer = answers[ticket]
+            if isinstance(answer, RequestError):
+                raise answer
+            generations.append(answer)
+        return generations
 
     def stream(self, request: Request) -> Iterator[tuple[list[int], Generation | None]]:
         """New tokens of each round; the last item carries the whole Generation. Closing the iterator frees the row."""
-        self._check(request)
+        ticket = self.submit(request)
         seen = 0
         try:
-            self._admit(deque([(0, request)]))
-            while self._rows:
-                finished = self._round()
-                generation = finished[0][1] if finished else None
-                length = len(generation.tokens) if generation else int(self._state["length"][0])
-                fresh = generation.tokens[seen:] if generation else self._out["tokens"][0, seen:length].tolist()
-                seen = length
+            while self.busy:
+                finished = self.step()
+                generation = None
+                if finished:
+                    answer = finished[0][1]
+                    if isinstance(answer, RequestError):
+                        raise answer
+                    generation = answer
+                tokens = self.tokens_of(ticket) if generation is None else generation.tokens
+                fresh, seen = tokens[seen:], len(tokens)
                 yield fresh, generation
         finally:
-            self._clear()
+            self.clear()
+
+    def submit(self, request: Request) -> int:
+        """Put a request into the queue; its ticket. RequestError if it cannot be decoded."""
+        self._check(request)
+        self._tickets += 1
+        self._waiting.append((self._tickets, request))
+        return self._tickets
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to `step` for."""
+        return bool(self._waiting or self._joining or self._rows)
+
+    def step(self) -> list[tuple[int, Answer]]:
+        """One round for all rows; tickets and answers of those that ended.
+
+        After any other exception the engine is as empty as after `clear`.
+        """
+        try:
+            self._admit()
+            return self._round() if self._rows else []
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                self.clear()
+                raise
+            return self._make_room()
+
+    def tokens_of(self, ticket: int) -> list[int]:
+        """Output tokens of a running request so far."""
+        for row, (other, _) in enumerate(self._rows):
+            if other == ticket:
+                tokens: list[int] = self._tokens_SC[row, self._prompt_S[row] : self._total_S[row]].tolist()
+                return tokens
+        return []
+
+    def cancel(self, ticket: int) -> None:
+        """Forget a request; its row is free for the next `step`. One that ended already is no error."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] != ticket)
+        self._joining = [None if entry is not None and entry[0] == ticket else entry for entry in self._joining]
+        if not any(self._joining):
+            self._joining = []
+        for row, (other, _) in enumerate(self._rows):
+            if other == ticket:
+                self._remove(row)
+                self._resample()
+                return
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._waiting.clear()
+        self._rows.clear()
+        self._joining.clear()
+        self._finders.clear()
+        self._room = self.slots
 
     def close(self) -> None:
         """Free what the roles hold outside this process."""
-        for role in (self.drafter, self.target):
-            if role is not None:
-                role.close()
+        for role in self._roles:
+            role.close()
 
-    def _clear(self) -> None:
-        self._rows.clear()
-        self._unread = None
-
-    # -- rows ----------------------------------------------------------------------------------------------------
+    @property
+    def _roles(self) -> list[Drafter | Target]:
+        return [self.target] if self.drafter is None else [self.drafter, self.target]
 
     def _check(self, request: Request) -> None:
-        if not request.prompt_ids:
-            raise RequestError("prompt: has no token; give at least one")
-        if request.max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens = {request.max_new_tokens}: give at least 1")
+        request.check(self._vocab_size)
         prompt, new = len(request.prompt_ids), request.max_new_tokens
         if prompt + new > self.context:
             raise RequestError(
-                f"prompt: {prompt} tokens + max_new_tokens {new} = {prompt + new} exceed the pair's context of "
+                f"prompt: {prompt} tokens + max_new_tokens {new} = {prompt + new} exceed the target's context of "
                 f"{self.context}; shorten the prompt or lower max_new_tokens"
             )
+        if request.stop and self._tokenizer is None:
+            raise RequestError("stop: this pair has no tokenizer to find texts with; leave it out")
 
-    def _admit(self, waiting: deque[tuple[int, Request]]) -> None:
-        """Fill free slots from the queue. New prompts are read into both caches at once, or, where all rows are new,
-        by the first round, which saves a forward of each model."""
-        first = len(self._rows)
-        new = [waiting.popleft() for _ in range(min(self.slots - first, len(waiting)))]
-        if not new:
+    # -- rows ----------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Fill free slots from the queue and read a piece of their prompts; whose prompt is read joins the rows.
+
+        Where nobody is kept waiting the first round itself reads the prompts, which saves a forward of each model.
+        """
+        if not self._joining and self._waiting:
+            self._begin()
+        if not self._joining:
             return
-        self._rows.extend(new)
-        self._reserve(new)
-        rows = slice(first, len(self._rows))
-        requests = [request for _, request in new]
-        lengths_R = torch.tensor([len(request.prompt_ids) for request in requests])
-        prompts_RK = torch.zeros(len(new), int(lengths_R.max()), dtype=torch.long)
-        for i, request in enumerate(requests):
-            prompts_RK[i, : lengths_R[i]] = torch.tensor(request.prompt_ids)
-            generator = torch.Generator().manual_seed(request.seed)
-            self._noise_ST3[first + i] = 0
-            self._noise_ST3[first + i, : request.max_new_tokens] = torch.rand(
-                request.max_new_tokens, 3, generator=generator, dtype=torch.float64
-            )
-        ends_R1 = (lengths_R - 1)[:, None]
-        values = {
-            "total": lengths_R,  # tokens of prompt and output
-            "read": lengths_R - 1,  # of these, in the drafter's cache; the target's lacks exactly the last
-            "length": torch.zeros_like(lengths_R),  # tokens of output
-            "rounds": torch.zeros_like(lengths_R),
-            "budget": torch.tensor([request.max_new_tokens for request in requests]),
-            "last": prompts_RK.gather(1, ends_R1)[:, 0],
-            "previous": prompts_RK.gather(1, (ends_R1 - 1).clamp_min(0))[:, 0],
-        }
-        for name, value_R in values.items():
-            self._state[name][rows] = value_R
-        self._sampling = self._active_sampling()
-        if first == 0 and prompts_RK.shape[1] <= PREFILL_CHUNK:
-            self._unread = (prompts_RK, lengths_R)
-        elif prompts_RK.shape[1] > 1:  # the last token is read in the first round, where its logits are needed
-            for role in (self.drafter, self.target):
-                if role is not None:
-                    role.prefill(rows, prompts_RK[:, :-1])
+        lengths_R = self._prompt_S[self._joining_at :][: len(self._joining)]
+        longest = int(lengths_R.max())
+        first_logits = len(lengths_R) * (longest - int(lengths_R.min()) + self.draft_length + 1) * self._vocab_size
+        fits = longest * len(lengths_R) <= PREFILL_TOKENS and first_logits <= FIRST_LOGITS
+        if self._joining_read == 0 and not self._rows and fits:
+            self._activate(0)
+            return
+        slots = slice(self._joining_at, self._joining_at + len(lengths_R))
+        stop = min(self._joining_read + max(PREFILL_TOKENS // len(lengths_R), 1), longest - 1)
+        if stop > self._joining_read:  # the last token is read in the first round, where its logits are needed
+            self.target.prefill(slots, self._tokens_SC[slots, self._joining_read : stop], self._joining_read)
+            draft_stop = min(stop, self._draft_context)
+            if self.drafter is not None and draft_stop > self._joining_read:
+                self.drafter.prefill(slots, self._tokens_SC[slots, self._joining_read : draft_stop], self._joining_read)
+            self._joining_read = stop
+        if stop == longest - 1:
+            self._activate(1)
 
-    def _reserve(self, new: Sequence[tuple[int, Request]]) -> None:
-        """Room for the new rows in the caches and in the loop's own buffers."""
+    def _begin(self) -> None:
+        """Reserve slots for waiting requests, and write them down there."""
+        first = len(self._rows)
+        count = min(self._room - first, len(self._waiting))
+        if count < 1:
+            return
+        new = [self._waiting[i] for i in range(count)]
         block = self.draft_length + 2  # a round may write this far past a row's end
-        positions = max(len(request.prompt_ids) + request.max_new_tokens for _, request in new) + block
-        for role in (self.drafter, self.target):
-            if role is not None:
-                role.reserve(self.slots, positions)
-        outputs = max(request.max_new_tokens for _, request in new) + block
-        if outputs > self._capacity:
-            self._capacity = max(outputs, 2 * self._capacity)
-            self._noise_ST3 = _grown(self._noise_ST3, (self.slots, self._capacity, 3))
-            for name, dtype in OUTPUTS.items():
-                self._out.setdefault(name, torch.zeros(0, 0, dtype=dtype))
-            self._out = {
-                name: _grown(old_ST, (self.slots, self._capacity, *old_ST.shape[2:]))
-                for name, old_ST in self._out.items()
-            }
-        if not self._state:
-            self._state = {name: torch.zeros(self.slots, dtype=dtype) for name, dtype in STATE.items()}
+        capacity = max(len(request.prompt_ids) + request.max_new_tokens for _, request in new) + block
+        for role in self._roles:
+            role.reserve(first + count, capacity)
+        self._reserve_books(first + count, capacity, max(request.max_new_tokens for _, request in new) + block)
+        for i, (ticket, request) in enumerate(new, start=first):
+            prompt, limit = len(request.prompt_ids), request.max_new_tokens
+            self._tokens_SC[i, :prompt] = request.prompt_ids
+            self._tokens_SC[i, prompt:] = 0
+            generator = torch.Generator().manual_seed(request.seed)
+            noise_T3 = torch.rand(limit, 3, generator=generator, dtype=torch.float64)
+            self._noise_3ST[:, i] = 0
+            self._noise_3ST[:, i, :limit] = noise_T3.T.numpy()
+            self._prompt_S[i] = self._total_S[i] = prompt
+            self._end_S[i] = prompt + limit
+            self._round_S[i] = 0
+            if request.stop and self._tokenizer is not None:
+                self._finders[ticket] = StopFinder(self._tokenizer, request.stop)
+        for _ in new:
+            self._waiting.popleft()
+        self._joining, self._joining_at, self._joining_read = list(new), first, 0
+
+    def _activate(self, unread: int) -> None:
+        """The joining requests become rows. Of each prompt all but `unread` tokens are in the caches, or, if 0, none."""
+        for i, entry in enumerate(self._joining):
+            source, row = self._joining_at + i, len(self._rows)
+            if entry is None:
+                continue
+            read = 0 if unread == 0 else int(self._prompt_S[source]) - unread
+            if source != row:
+                self._copy(source, row, read)
+            self._draft_read_S[row] = self._target_read_S[row] = read
+            self._rows.append(entry)
+        self._joining = []
+        self._resample()
+
+    def _reserve_books(self, slots: int, capacity: int, outputs: int) -> None:
+        self._tokens_SC = _grown(self._tokens_SC, slots, capacity)
+        self._noise_3ST = _grown(self._noise_3ST, slots, outputs)
+        self._numbers_4ST = _grown(self._numbers_4ST, slots, outputs)
+        self._rounds_2ST = _grown(self._rounds_2ST, slots, outputs)
+
+    def _copy(self, source: int, row: int, length: int) -> None:
+        """Carry a slot's content, of which the caches hold `length` tokens, to another."""
+        for role in self._roles:
+            role.move(source, row, length)
+        for values_S in (
+            self._tokens_SC,
+            self._prompt_S,
+            self._end_S,
+            self._total_S,
+            self._draft_read_S,
+            self._target_read_S,
+            self._round_S,
+        ):
+            values_S[row] = values_S[source]
+        for values_XS in (self._noise_3ST, self._numbers_4ST, self._rounds_2ST):
+            values_XS[:, row] = values_XS[:, source]
+        if self._features_STD is not None and len(self._features_STD) > source:
+            self._features_STD[row] = self._features_STD[source]
+
+    def _remove(self, row: int) -> None:
+        """Take a row out; the last row moves into its slot."""
+        source = len(self._rows) - 1
+        self._finders.pop(self._rows[row][0], None)
+        if row != source:
+            self._copy(source, row, int(self._target_read_S[source]))
+            self._rows[row] = self._rows[source]
+        self._rows.pop()
+
+    def _make_room(self) -> list[tuple[int, Answer]]:
+        """Memory ran out: put the youngest request back, to be started again when others are done; a request that was
+        alone has failed. Noise is a function of the position, so its tokens will be the same."""
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        joining = [entry for entry in self._joining if entry is not None]
+        running = len(self._rows) + len(joining)
+        if running > 1:
+            self._room = running - 1
+            back = joining or [self._rows[-1]]
+            if not joining:
+                self._remove(len(self._rows) - 1)
+                self._resample()
+            self._joining = []
+            self._waiting.extendleft(reversed(back))
+            return []
+        if running == 0:  # it failed while slots were reserved
+            running = min(self._room - len(self._rows), len(self._waiting))
+            if running > 1:
+                self._room = running - 1
+                return []
+            ticket, _ = self._waiting.popleft()
+        else:
+            ticket, _ = (joining or self._rows)[0]
+            self._joining, self._rows = [], []
+        self._finders.pop(ticket, None)
+        self._room = self.slots
+        return [(ticket, RequestError("out of memory, though alone; shorten the prompt or lower max_new_tokens"))]
 
     # -- one round -----------------------------------------------------------------------------------------------
 
-    def _round(self) -> list[tuple[int, Generation]]:
-        """One block for all rows; the (ticket, Generation) of those that finished."""
+    def _round(self) -> list[tuple[int, Answer]]:
+        """One block for all rows; tickets and Generations of those that finished."""
         B = len(self._rows)
-        state = {name: value_S[:B] for name, value_S in self._state.items()}
-        limit_B = (state["budget"] - state["length"] - 1).clamp(max=self.draft_length)
-        N = int(limit_B.max())
-        at_BM = state["length"][:, None] + torch.arange(N + 1)
-        noise_BM3 = self._noise_ST3[:B].gather(1, at_BM[..., None].expand(-1, -1, 3))
-        prompts = None if self._unread is None else (*self._unread, torch.zeros_like(limit_B))
-        self._unread = None
+        total_B, row_B1 = self._total_S[:B], self._row_S1[:B]
+        limit_B = np.minimum(self._end_S[:B] - total_B - 1, self.draft_length)
+        is_out_B = total_B >= self._draft_context  # beyond what the draft can hold: no more drafts
+        if is_out_B.any():
+            limit_B[is_out_B] = 0
+            self._warn_of_context()
+        else:
+            limit_B = np.minimum(limit_B, self._draft_context - total_B)
+        N = max(int(limit_B.max()), 0)
+        at_BM = (total_B - self._prompt_S[:B])[:, None] + np.arange(N + 1)
+        noise_3BM = torch.from_numpy(self._noise_3ST[:, row_B1, at_BM])
+        sampling = self._sampling_now()
         proposal = None
         if N > 0 and self.drafter is not None:
-            unread = prompts or _unread_by_drafter(state)
-            drafts_BN = noise_BM3[:, :N, DRAFT]
-            proposal = self.drafter.propose(DraftInput(*unread, limit_B.clamp_min(0), drafts_BN, self._sampling))
-        unread = prompts or (state["last"][:, None].clone(), torch.ones_like(limit_B), state["total"] - 1)
-        coins_BN, u_BM = noise_BM3[:, :N, COIN], noise_BM3[:, :, LAST]
-        verdict, features_BMD = self.target.verify(VerifyInput(*unread, coins_BN, u_BM, self._sampling), proposal)
-        finished_B = self._emit(state, verdict, features_BMD)
-        return self._release([row for row, finished in enumerate(finished_B.tolist()) if finished])
+            # A row that is out feeds its last token to a place that is never looked at.
+            read_B = np.where(is_out_B, 0, self._draft_read_S[:B])
+            count_B = np.where(is_out_B, 1, total_B - read_B)
+            block = DraftInput(
+                self._unread(total_B - count_B, count_B),
+                count_B,
+                read_B,
+                np.maximum(limit_B, 0),
+                noise_3BM[DRAFT, :, :N],
+                sampling,
+            )
+            proposal = self.drafter.propose(block)
+        read_B = self._target_read_S[:B].copy()
+        count_B = total_B - read_B
+        verify = VerifyInput(
+            self._unread(read_B, count_B), count_B, read_B, noise_3BM[COIN, :, :N], noise_3BM[LAST], sampling
+        )
+        verdict, features_BMD = self.target.verify(verify, proposal)
+        ended_B = self._emit(verdict, features_BMD, at_BM)
+        if not ended_B.any():
+            return []
+        ended: list[int] = np.flatnonzero(ended_B).tolist()
+        answers: list[tuple[int, Answer]] = [(self._rows[row][0], self._generation(row)) for row in ended]
+        for row in reversed(ended):
+            self._remove(row)
+        if not self._rows and not self._joining:
+            self._room = self.slots
+        self._resample()
+        return answers
 
-    def _emit(self, state: dict[str, Tensor], verdict: Verdict, features_BMD: Tensor | None) -> Tensor:
-        """Write a verdict to the rows' outputs and advance them; which rows are finished, [B] bool."""
-        B, M = verdict.tokens_BM.shape
-        column_M = torch.arange(M)
-        is_eos_BM = (verdict.tokens_BM[..., None] == self._eos_E).any(-1)
-        stop_BM = is_eos_BM & (column_M < verdict.emitted_B[:, None])
-        stopped_B = stop_BM.any(-1)
-        emitted_B = torch.where(stopped_B, stop_BM.long().argmax(-1) + 1, verdict.emitted_B)
-        accepted_B = torch.minimum(emitted_B, verdict.emitted_B - 1)
+    def _unread(self, first_B: Array, count_B: Array) -> Array:
+        """`count_B` tokens of each row from position `first_B` on, right padded, [B, K]."""
+        K = int(count_B.max())
+        position_BK = first_B[:, None] + np.minimum(np.arange(K), count_B[:, None] - 1)
+        tokens_BK: Array = self._tokens_SC[self._row_S1[: len(first_B)], position_BK]
+        return tokens_BK
 
-        at_BM = state["length"][:, None] + column_M
-        for name in ("tokens", "kind", "p", "q", "tv", "w"):
-            self._out[name][:B].scatter_(1, at_BM, getattr(verdict, f"{name}_BM").to(self._out[name].dtype))
+    def _emit(self, verdict: Verdict, features_BMD: Tensor | None, at_BM: Array) -> Flags:
+        """Write a verdict to the rows' books and advance them; which rows have ended, [B]."""
+        tokens_BM = verdict.tokens_BM.numpy()
+        accepted_B, drafted_B = verdict.accepted_B.numpy(), verdict.drafted_B.numpy()
+        B, M = tokens_BM.shape
+        total_B, row_B1, row_B = self._total_S[:B], self._row_S1[:B], self._row_S1[:B, 0]
+        at_BM = at_BM[:, :M]
+        emitted_B = accepted_B + 1
+        is_end_BM = self._is_end_V[tokens_BM] & (np.arange(M) < emitted_B[:, None])
+        stopped_B = is_end_BM.any(1)
+        if stopped_B.any():
+            emitted_B = np.where(stopped_B, is_end_BM.argmax(1) + 1, emitted_B)
+        if self._finders:
+            self._find_stops(tokens_BM, emitted_B, stopped_B)
+        accepted_B = np.minimum(accepted_B, emitted_B)
+
+        self._tokens_SC[row_B1, total_B[:, None] + np.arange(M)] = tokens_BM
+        numbers = (verdict.p_BM, verdict.q_BM, verdict.tv_BM, verdict.w_BM)
+        for number_ST, number_BM in zip(self._numbers_4ST, numbers, strict=True):
+            number_ST[row_B1, at_BM] = number_BM.numpy()
         if features_BMD is not None:
-            D = features_BMD.shape[-1]
-            if "features" not in self._out:
-                self._out["features"] = torch.zeros(self.slots, self._capacity, D)
-            self._out["features"][:B].scatter_(1, at_BM[..., None].expand(-1, -1, D), features_BMD)
-        round_B1 = state["rounds"][:, None]
-        self._out["accepted"][:B].scatter_(1, round_B1, accepted_B[:, None])
-        self._out["drafted"][:B].scatter_(1, round_B1, verdict.drafted_B[:, None])
-
-        last_B1 = (emitted_B - 1)[:, None]
-        before_B = verdict.tokens_BM.gather(1, (last_B1 - 1).clamp_min(0))[:, 0]
-        state["previous"].copy_(torch.where(emitted_B > 1, before_B, state["last"]))
-        state["last"].copy_(verdict.tokens_BM.gather(1, last_B1)[:, 0])
+            self._keep_features(features_BMD, at_BM)
+        round_B = self._round_S[:B]
+        self._rounds_2ST[0, row_B, round_B] = accepted_B
+        self._rounds_2ST[1, row_B, round_B] = drafted_B
+        round_B += 1
         # The drafter has read all drafted tokens but the last; of these, the accepted ones stay.
         if M > 1:
-            state["read"].copy_(state["total"] + torch.minimum(accepted_B, torch.tensor(M - 2)))
-        state["total"].add_(emitted_B)
-        state["length"].add_(emitted_B)
-        state["rounds"].add_(1)
-        return stopped_B | (state["length"] >= state["budget"])
+            self._draft_read_S[:B] = total_B + np.minimum(accepted_B, M - 2)
+        total_B += emitted_B
+        self._target_read_S[:B] = total_B - 1
+        ended_B: Flags = stopped_B | (total_B >= self._end_S[:B])
+        return ended_B
 
-    def _active_sampling(self) -> Sampling:
+    def _find_stops(self, tokens_BM: Array, emitted_B: Array, stopped_B: Flags) -> None:
+        """End rows at the token that completes one of their stop texts, in place."""
+        for row, (ticket, _) in enumerate(self._rows):
+            finder = self._finders.get(ticket)
+            if finder is not None:
+                consumed = finder.push(tokens_BM[row, : emitted_B[row]].tolist())
+                if consumed is not None:
+                    emitted_B[row], stopped_B[row] = consumed, True
+
+    def _keep_features(self, features_BMD: Tensor, at_BM: Array) -> None:
+        B, _, D = features_BMD.shape
+        slots, outputs = self._numbers_4ST.shape[1:]
+        old = self._features_STD
+        if old is None or old.shape[:2] != (slots, outputs):
+            self._features_STD = torch.zeros(slots, outputs, D)
+            if old is not None:
+                self._features_STD[: old.shape[0], : old.shape[1]] = old
+        assert self._features_STD is not None
+        self._features_STD[torch.from_numpy(self._row_S1[:B]), torch.from_numpy(at_BM)] = features_BMD
+
+    def _resample(self) -> None:
         """The sampling laws of the active rows, without what none of them uses."""
         requests = [request for _, request in self._rows]
-        temperatures = [request.temperature for request in requests]
-        top_ks = [request.top_k for request in requests]
-        top_ps = [request.top_p for request in requests]
-        return Sampling(
-            temperature_B=torch.tensor(temperatures) if set(temperatures) - {0, 1} else None,
-            top_k_B=torch.tensor(top_ks) if any(top_ks) else None,
-            top_p_B=torch.tensor(top_ps) if min(top_ps, default=1) < 1 else None,
-            greedy_B=torch.tensor(temperatures) == 0 if 0 in temperatures else None,
-        )
 
-    def _release(self, rows: list[int]) -> list[tuple[int, Generation]]:
-        """Take finished rows out; the last rows move into their slots."""
-        finished = [(self._rows[row][0], self._generation(row)) for row in rows]
-        for row in reversed(rows):
-            source = len(self._rows) - 1
-            if row != source:
-                length = int(self._state["total"][source])
-                for role in (self.drafter, self.target):
-                    if role is not None:
-                        role.move(source, row, length)
-                for values in (self._state, self._out):
-                    for value_S in values.values():
-                        value_S[row] = value_S[source]
-                self._noise_ST3[row] = self._noise_ST3[source]
-                self._rows[row] = self._rows[source]
-            self._rows.pop()
-        if rows:
-            self._sampling = self._active_sampling()
-        return finished
+        def column(name: str, neutral: float) -> Tensor | None:
+            values = [getattr(request, name) for request in requests]
+            return torch.tensor(values) if any(value != neutral for value in values) else None
+
+        temperatures = [request.temperature for request in requests]
+        width = max((len(request.logit_bias) for request in requests), default=0)
+        padded = [(*request.logit_bias, *[(0, 0.0)] * (width - len(request.logit_bias))) for request in requests]
+        self._sampling = Sampling(
+            temperature_B=torch.tensor(temperatures) if set(temperatures) - {0, 1} else None,
+            top_k_B=column("top_k", 0),
+            top_p_B=column("top_p", 1),
+            min_p_B=column("min_p", 0),
+            greedy_B=torch.tensor(temperatures) == 0 if 0 in temperatures else None,
+            bias_tokens_BK=torch.tensor([[token for token, _ in row] for row in padded]) if width else None,
+            bias_BK=torch.tensor([[bias for _, bias in row] for row in padded]) if width else None,
+        )
+        penalties = ("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)
+        self._has_history = any(column(name, neutral) is not None for name, neutral in penalties)
+
+    def _sampling_now(self) -> Sampling:
+        """With the text that penalties count, where a row has any."""
+        if self._has_history:
+            B = len(self._rows)
+            requests = [request for _, request in self._rows]
+            self._sampling.history = History(
+                repetition_B=torch.tensor([float(request.repetition_penalty) for request in requests]),
+                presence_B=torch.tensor([float(request.presence_penalty) for request in requests]),
+                frequency_B=torch.tensor([float(request.frequency_penalty) for request in requests]),
+                tokens_BL=torch.from_numpy(self._tokens_SC[:B, : self._total_S[:B].max()].copy()),
+                prompt_B=torch.from_numpy(self._prompt_S[:B].copy()),
+                total_B=torch.from_numpy(self._total_S[:B].copy()),
+            )
+        return self._sampling
+
+    def _warn_of_context(self) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "a text is longer than the draft's context of %d tokens: it goes on without drafts", self._draft_context
+            )
 
     def _generation(self, row: int) -> Generation:
         request = self._rows[row][1]
-        length, rounds = int(self._state["length"][row]), int(self._state["rounds"][row])
-        out = {name: value_ST[row, :length].clone() for name, value_ST in self._out.items()}
-        stopped = bool((out["tokens"][-1] == self._eos_E).any())
+        prompt, total, rounds = int(self._prompt_S[row]), int(self._total_S[row]), int(self._round_S[row])
+        tokens_T = self._tokens_SC[row, prompt:total]
+        p_T, q_T, tv_T, w_T = torch.from_numpy(self._numbers_4ST[:, row, : total - prompt].copy())
+        accepted_R, drafted_R = torch.from_numpy(self._rounds_2ST[:, row, :rounds].copy())
+        stopped = total < self._end_S[row] or bool(self._is_end_V[tokens_T[-1]]) or self._is_stopped(row)
+        features_TD = self._features_STD
         return Generation(
             request=request,
-            tokens=out["tokens"].tolist(),
+            tokens=tokens_T.tolist(),
             finish_reason="stop" if stopped else "length",
-            kind_T=out["kind"],
-            p_T=out["p"],
-            q_T=out["q"],
-            tv_T=out["tv"],
-            w_T=out["w"],
-            accepted_R=self._out["accepted"][row, :rounds].clone(),
-            drafted_R=self._out["drafted"][row, :rounds].clone(),
-            features_TD=out.get("features"),
+            kind_T=_kinds(accepted_R, drafted_R, total - prompt),
+            p_T=p_T,
+            q_T=q_T,
+            tv_T=tv_T,
+            w_T=w_T,
+            accepted_R=accepted_R,
+            drafted_R=drafted_R,
+            features_TD=None if features_TD is None else features_TD[row, : total - prompt].clone(),
         )
 
-
-OUTPUTS = {
-    "tokens": torch.long,
-    "kind": torch.long,
-    "p": torch.float32,
-    "q": torch.float32,
-    "tv": torch.float32,
-    "w": torch.float32,
-    "accepted": torch.long,  # per round, as is the next
-    "drafted": torch.long,
-}
-STATE = {
-    "total": torch.long,
-    "read": torch.long,
-    "length": torch.long,
-    "rounds": torch.long,
-    "budget": torch.long,
-    "last": torch.long,
-    "previous": torch.long,
-}
+    def _is_stopped(self, row: int) -> bool:
+        finder = self._finders.get(self._rows[row][0])
+        return finder is not None and finder.found
 
 
-def _unread_by_drafter(state: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, counts and start of what the drafter has not read: the last token, and after an all-accepted block also
-    the one before it, [B, 1 or 2], [B], [B]."""
-    counts_B = state["total"] - state["read"]
-    tokens_BK = state["last"][:, None].clone()
-    if int(counts_B.max()) > 1:
-        first_B1 = torch.where(counts_B == 2, state["previous"], state["last"])[:, None]
-        tokens_BK = torch.cat([first_B1, tokens_BK], 1)
-    return tokens_BK, counts_B, state["read"].clone()
+def _kinds(accepted_R: Tensor, drafted_R: Tensor, length: int) -> Tensor:
+    """Kind of each token: a round's accepted tokens, then one replacement, or a bonus if none was rejected; an output
+    that ended within the accepted tokens of its last round lacks that one."""
+    kind_T = torch.full((length + 1,), int(Kind.ACCEPTED))
+    last_R = (accepted_R + 1).cumsum(0) - 1
+    kind_T[last_R] = torch.where(accepted_R < drafted_R, int(Kind.REPLACEMENT), int(Kind.BONUS))
+    return kind_T[:length]
 
 
-def _grown(old: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Zeros of `shape` that begin with `old`."""
-    new = torch.zeros(shape, dtype=old.dtype)
-    new[: old.shape[0], : old.shape[1]] = old
+def _grown(old: Any, slots: int, length: int) -> Any:
+    """`old` [..., S, T] with at least `slots` and `length`, filled up with zeros."""
+    S, T = old.shape[-2:]
+    if slots <= S and length <= T:
+        return old
+    new = np.zeros((*old.shape[:-2], max(slots, S), max(length, T)), dtype=old.dtype)
+    new[..., :S, :T] = old
     return new
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and "not enough memory" in str(error)  # the CPU allocator's words
+    )
+
+
+def rule_and_weigh(decode: DecodeSettings, head: Weigh | None) -> tuple[Rule, Weigh | None]:
+    """The rule of `decode` and, where its weight is learned, what gives it. ConfigError if they do not fit."""
+    rule = Rule.of(decode)
+    if rule.method is Method.DIVERSED:
+        if head is None:
+            raise ConfigError("decode.method = 'diversed': needs a verifier; give --verifier.checkpoint or train one")
+        if decode.drafter is not DrafterKind.MODEL:
+            raise ConfigError(
+                f"decode.drafter = {decode.drafter.value!r}: has no hidden states for the verifier; use 'model', or "
+                "--method strict or static"
+            )
+    return rule, head if rule.weight is None else None
 
 
 def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False) -> Engine:
     """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position."""
-    rule = Rule.of(decode)
-    if rule.method is Method.DIVERSED and head is None:
-        raise ConfigError("decode.method = 'diversed': needs a verifier; give --verifier.checkpoint or train one")
-    weigh = head if rule.weight is None else None
-    drafter = None
+    rule, weigh = rule_and_weigh(decode, head)
+    drafter: Drafter | None = None
     if rule.method is not Method.AUTOREGRESSIVE:
-        hidden = collect or weigh is not None
-        drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, hidden)
+        if decode.drafter is DrafterKind.PROMPT_LOOKUP:
+            drafter = PromptLookup(pair.vocab_size, pair.eos_ids, decode.ngram)
+        else:
+            drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, collect or weigh is not None)
     target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect)
-    return Engine(drafter, target, decode.draft_length, decode.batch_size, pair.eos_ids, pair.context)
+    return Engine(drafter, target, decode, pair)

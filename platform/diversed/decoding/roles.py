@@ -4,26 +4,32 @@
 is handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and
 nothing else; lengths, tokens and noise live in the loop and come with each call.
 
-Shapes: B active rows (slots 0..B-1), K tokens the drafter has not read yet, N drafted tokens, M = N + 1, V vocabulary,
-D hidden size. Messages are CPU tensors.
+Shapes: B active rows (slots 0..B-1), K tokens a role has not read yet, N drafted tokens, M = N + 1, X tokens drafted
+so far, V vocabulary, D hidden size, L longest history. Messages are NumPy arrays and CPU tensors.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 from transformers.modeling_utils import PreTrainedModel
 
 from diversed.decoding.cache import SlotModel
-from diversed.verification import Rule, Verdict, draw, sampling_law, verify
+from diversed.verification import Rule, Verdict, biased, draw, penalised, sampling_law, verify
 
 __all__ = [
+    "Array",
     "DraftInput",
     "Drafter",
+    "History",
     "LocalDrafter",
     "LocalTarget",
+    "PromptLookup",
     "Proposal",
     "Sampling",
     "Target",
@@ -31,7 +37,37 @@ __all__ = [
     "Weigh",
 ]
 
+Array = NDArray[np.int64]
 Weigh = Callable[[Tensor], Tensor]  # features [..., D_draft + D_target] float32 -> w [...] in (0, 1)
+
+
+@dataclass(slots=True)
+class History:
+    """Penalties and the text they count, prompt and output up to the block."""
+
+    repetition_B: Tensor
+    presence_B: Tensor
+    frequency_B: Tensor
+    tokens_BL: Tensor
+    prompt_B: Tensor  # tokens of the prompt
+    total_B: Tensor  # of prompt and output
+
+    def penalised(self, logits_BNV: Tensor, drafted_BX: Tensor) -> Tensor:
+        """Position n of N sees the text and, of the drafted tokens, all but the last N - 1 - n."""
+        B, N, V = logits_BNV.shape
+        X = drafted_BX.shape[1]
+        column_L = torch.arange(self.tokens_BL.shape[1], device=logits_BNV.device)
+        in_prompt_BL = column_L < self.prompt_B[:, None]
+        in_output_BL = ~in_prompt_BL & (column_L < self.total_B[:, None])
+        zeros_BV = logits_BNV.new_zeros(B, V, dtype=torch.float32)
+        prompt_BV = zeros_BV.scatter_add(1, self.tokens_BL, in_prompt_BL.float())
+        output_BNV = zeros_BV.scatter_add(1, self.tokens_BL, in_output_BL.float())[:, None].expand(-1, N, -1)
+        if X:
+            drafted_BXV = one_hot(drafted_BX, V).float().cumsum(1)
+            output_BNV = output_BNV + pad(drafted_BXV, (0, 0, 1, 0))[:, X + 1 - N :]
+        return penalised(
+            logits_BNV, prompt_BV[:, None], output_BNV, self.repetition_B, self.presence_B, self.frequency_B
+        )
 
 
 @dataclass(slots=True)
@@ -41,24 +77,33 @@ class Sampling:
     temperature_B: Tensor | None = None
     top_k_B: Tensor | None = None
     top_p_B: Tensor | None = None
+    min_p_B: Tensor | None = None
     greedy_B: Tensor | None = None
+    bias_tokens_BK: Tensor | None = None
+    bias_BK: Tensor | None = None
+    history: History | None = None
 
-    def law(self, logits_BNV: Tensor) -> Tensor:
-        return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B)
+    def law(self, logits_BNV: Tensor, drafted_BX: Tensor) -> Tensor:
+        """The law at N positions, of which the last stands behind all of `drafted_BX`; both models' by the same steps:
+        bias, penalties, temperature, top-k, top-p, min-p."""
+        if self.bias_tokens_BK is not None and self.bias_BK is not None:
+            logits_BNV = biased(logits_BNV, self.bias_tokens_BK, self.bias_BK)
+        if self.history is not None:
+            logits_BNV = self.history.penalised(logits_BNV, drafted_BX)
+        return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B)
 
     def to(self, device: torch.device) -> "Sampling":
-        fields = (getattr(self, name) for name in self.__slots__)
-        return Sampling(*(None if value is None else value.to(device) for value in fields))
+        return self if device.type == "cpu" else _moved(self, device)
 
 
 @dataclass(slots=True)
 class DraftInput:
     """Draft up to `limit_B` tokens per row after reading `counts_B` of `tokens_BK` at positions `starts_B`."""
 
-    tokens_BK: Tensor
-    counts_B: Tensor
-    starts_B: Tensor
-    limit_B: Tensor
+    tokens_BK: Array
+    counts_B: Array
+    starts_B: Array
+    limit_B: Array
     u_BN: Tensor
     sampling: Sampling
 
@@ -73,17 +118,16 @@ class Proposal:
     hidden_BND: Tensor | None
 
     def to(self, device: torch.device) -> "Proposal":
-        fields = (getattr(self, name) for name in self.__slots__)
-        return Proposal(*(None if value is None else value.to(device) for value in fields))  # type: ignore[arg-type]
+        return self if self.tokens_BN.device == device else _moved(self, device)
 
 
 @dataclass(slots=True)
 class VerifyInput:
     """Judge a proposal that continues `counts_B` of `tokens_BK`, which the target has not read, at `starts_B`."""
 
-    tokens_BK: Tensor
-    counts_B: Tensor
-    starts_B: Tensor
+    tokens_BK: Array
+    counts_B: Array
+    starts_B: Array
     coins_BN: Tensor
     u_BM: Tensor
     sampling: Sampling
@@ -91,7 +135,7 @@ class VerifyInput:
 
 class Drafter(Protocol):
     def reserve(self, slots: int, capacity: int) -> None: ...
-    def prefill(self, rows: slice, tokens_BK: Tensor) -> None: ...
+    def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None: ...
     def propose(self, block: DraftInput) -> Any: ...
     def move(self, source: int, destination: int, length: int) -> None: ...
     def close(self) -> None: ...
@@ -99,7 +143,7 @@ class Drafter(Protocol):
 
 class Target(Protocol):
     def reserve(self, slots: int, capacity: int) -> None: ...
-    def prefill(self, rows: slice, tokens_BK: Tensor) -> None: ...
+    def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None: ...
     def verify(self, block: VerifyInput, proposal: Any) -> tuple[Verdict, Tensor | None]: ...
     def move(self, source: int, destination: int, length: int) -> None: ...
     def close(self) -> None: ...
@@ -112,8 +156,9 @@ class _LocalRole:
     def reserve(self, slots: int, capacity: int) -> None:
         self.slots.cache.reserve(slots, capacity)
 
-    def prefill(self, rows: slice, tokens_BK: Tensor) -> None:
-        self.slots.prefill(rows, tokens_BK)
+    def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None:
+        """Read a piece of prompts (right padded) into `rows` from position `start`."""
+        self.slots.forward(rows, self._on_device(tokens_BK), np.full(len(tokens_BK), start), keep=1)
 
     def move(self, source: int, destination: int, length: int) -> None:
         self.slots.cache.move(source, destination, length)
@@ -121,48 +166,93 @@ class _LocalRole:
     def close(self) -> None:
         """Nothing outlives the object."""
 
+    def _on_device(self, values: Array) -> Tensor:
+        return torch.from_numpy(values).to(self.slots.device)
+
 
 class LocalDrafter(_LocalRole):
     """The draft model in this process. `hidden`: also return the vectors that feed its LM head."""
 
     def __init__(self, model: PreTrainedModel, vocab_size: int, eos_ids: tuple[int, ...], hidden: bool) -> None:
         super().__init__(model, vocab_size)
-        self.eos_E = torch.tensor(eos_ids, device=self.slots.device)
+        self.ends_V = _table(eos_ids, vocab_size, self.slots.device)
         self.hidden = hidden
 
     @torch.inference_mode()
     def propose(self, block: DraftInput) -> Proposal:
         device = self.slots.device
-        rows = slice(0, len(block.counts_B))
+        on_cpu = device.type == "cpu"
+        rows = slice(0, len(block.limit_B))
         sampling, u_BN = block.sampling.to(device), block.u_BN.to(device)
         N = int(block.limit_B.max())
-        ended_B = torch.zeros(len(block.limit_B), dtype=torch.bool, device=device)
-        tokens, ends, laws, hiddens = [], [], [], []
-        feed_BK, starts_B = block.tokens_BK, block.starts_B
+        x_BN = torch.zeros(len(block.limit_B), N, dtype=torch.long, device=device)
+        feed_BK, starts_B = self._on_device(block.tokens_BK), block.starts_B
+        laws, hiddens = [], []
         for i in range(N):
             if i == 0:  # a row's newest token matters; what follows it is padding
                 logits_B1V, hidden_B1D = self.slots.forward_from(
                     rows, feed_BK, starts_B, block.counts_B - 1, 1, self.hidden
                 )
+                starts_B = starts_B + block.counts_B
             else:
-                logits_B1V, hidden_B1D = self.slots.forward(rows, feed_BK, starts_B, self.hidden)
-            q_B1V = sampling.law(logits_B1V)
+                logits_B1V, hidden_B1D = self.slots.forward(rows, x_BN[:, i - 1 : i], starts_B, self.hidden)
+                starts_B = starts_B + 1
+            q_B1V = sampling.law(logits_B1V, x_BN[:, :i])
             x_B = draw(q_B1V[:, 0], u_BN[:, i])
             if sampling.greedy_B is not None:
                 x_B = torch.where(sampling.greedy_B, q_B1V[:, 0].argmax(-1), x_B)
-            tokens.append(x_B)
+            x_BN[:, i] = x_B
             laws.append(q_B1V)
             if hidden_B1D is not None:
                 hiddens.append(hidden_B1D)
-            ends.append(ended_B)
-            ended_B = ended_B | (x_B[:, None] == self.eos_E).any(-1)
-            if i == N - 1 or bool(ended_B.all()):
-                break
-            starts_B = block.starts_B + block.counts_B + i
-            feed_BK = x_B[:, None].cpu()
-        drafted_B = torch.minimum((~torch.stack(ends, 1)).sum(-1), block.limit_B.to(device))
-        hidden_BND = torch.cat(hiddens, 1) if hiddens else None
-        return Proposal(torch.stack(tokens, 1), drafted_B, torch.cat(laws, 1), hidden_BND)
+            if on_cpu and bool(self.ends_V[x_BN[:, : i + 1]].any(1).all()):
+                break  # nothing follows an EOS; asking a GPU would cost more than the forwards it may save
+        x_BN = x_BN[:, : len(laws)]
+        drafted_B = _until_end(self.ends_V[x_BN], self._on_device(block.limit_B))
+        return Proposal(x_BN, drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None)
+
+
+class PromptLookup:
+    """A drafter without a model: it proposes what followed the last occurrence of the text's newest tokens.
+
+    The longest n-gram counts, up to `ngram` tokens; without any match nothing is drafted. q is one-hot. Its cache holds
+    the tokens themselves.
+    """
+
+    def __init__(self, vocab_size: int, eos_ids: tuple[int, ...], ngram: int) -> None:
+        self.vocab_size, self.ngram = vocab_size, ngram
+        self.ends_V = _table(eos_ids, vocab_size, torch.device("cpu"))
+        self._text_SC = np.zeros((0, 0), dtype=np.int64)
+
+    def reserve(self, slots: int, capacity: int) -> None:
+        old = self._text_SC
+        if slots > old.shape[0] or capacity > old.shape[1]:
+            self._text_SC = np.zeros((max(slots, old.shape[0]), max(capacity, old.shape[1])), dtype=np.int64)
+            self._text_SC[: old.shape[0], : old.shape[1]] = old
+
+    def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None:
+        self._text_SC[rows, start : start + tokens_BK.shape[1]] = tokens_BK
+
+    def move(self, source: int, destination: int, length: int) -> None:
+        self._text_SC[destination, :length] = self._text_SC[source, :length]
+
+    def close(self) -> None:
+        """Nothing outlives the object."""
+
+    def propose(self, block: DraftInput) -> Proposal:
+        B, K = block.tokens_BK.shape
+        N = int(block.limit_B.max())
+        text_BC = self._text_SC[:B]
+        np.put_along_axis(text_BC, block.starts_B[:, None] + np.arange(K), block.tokens_BK, 1)
+        total_B = block.starts_B + block.counts_B
+        x_BN, found_B = _continuation(text_BC, total_B, self.ngram, N)
+        limit_B = np.minimum(block.limit_B, found_B)
+        width = max(int(limit_B.max()), 1)
+        x_BN = x_BN[:, :width]
+        np.put_along_axis(text_BC, total_B[:, None] + np.arange(width), x_BN, 1)
+        tokens_BN = torch.from_numpy(x_BN)
+        drafted_B = _until_end(self.ends_V[tokens_BN], torch.from_numpy(limit_B))
+        return Proposal(tokens_BN, drafted_B, one_hot(tokens_BN, self.vocab_size).float(), None)
 
 
 class LocalTarget(_LocalRole):
@@ -177,29 +267,31 @@ class LocalTarget(_LocalRole):
     def verify(self, block: VerifyInput, proposal: Proposal | None) -> tuple[Verdict, Tensor | None]:
         """`proposal` None is one autoregressive step."""
         device = self.slots.device
-        B = len(block.tokens_BK)
+        B = len(block.counts_B)
         sampling = block.sampling.to(device)
-        feed_BX, x_BN = block.tokens_BK, block.tokens_BK[:, :0]
-        if proposal is not None:  # each row's drafted tokens stand right behind what it has to read
-            proposal, x_BN = proposal.to(device), proposal.tokens_BN.cpu()
-            behind_BN = block.counts_B[:, None] + torch.arange(x_BN.shape[1])
-            feed_BX = torch.nn.functional.pad(feed_BX, (0, x_BN.shape[1])).scatter(1, behind_BN, x_BN)
-        N = x_BN.shape[1]
+        feed_BX = self._on_device(block.tokens_BK)
+        if proposal is None:
+            x_BN, N = feed_BX[:, :0], 0
+        else:  # each row's drafted tokens stand right behind what it has to read
+            proposal = proposal.to(device)
+            x_BN, N = proposal.tokens_BN, proposal.tokens_BN.shape[1]
+            behind_BN = self._on_device(block.counts_B[:, None] + np.arange(N))
+            feed_BX = pad(feed_BX, (0, N)).scatter_(1, behind_BN, x_BN)
         wants_hidden = self.collect or (self.weigh is not None and proposal is not None)
         logits_BMV, hidden_BMD = self.slots.forward_from(
             slice(0, B), feed_BX, block.starts_B, block.counts_B - 1, N + 1, wants_hidden
         )
-        p_BMV = sampling.law(logits_BMV)
+        p_BMV = sampling.law(logits_BMV, x_BN)
         features_BMD = None
         if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
-            features_BMD = torch.cat([torch.nn.functional.pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)
+            features_BMD = torch.cat([pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)
         w_BN: Tensor | float = 1.0 if self.rule.weight is None else self.rule.weight
         if self.rule.weight is None and features_BMD is not None and self.weigh is not None:
             w_BN = self.weigh(features_BMD[:, :N])
         verdict = verify(
             p_BMV,
             p_BMV[:, :0] if proposal is None else proposal.q_BNV,
-            x_BN.to(device),
+            x_BN,
             torch.zeros(B, dtype=torch.long, device=device) if proposal is None else proposal.drafted_B,
             w_BN,
             block.coins_BN[:, :N].to(device),
@@ -208,3 +300,47 @@ class LocalTarget(_LocalRole):
             self.rule.cap,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
+
+
+def _table(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
+    """Whether a token is one of `ids`, [V] bool."""
+    table_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+    table_V[[token for token in ids if token < vocab_size]] = True
+    return table_V
+
+
+def _until_end(is_end_BN: Tensor, limit_B: Tensor) -> Tensor:
+    """Tokens up to the first end, itself included, at most `limit_B`, [B]."""
+    N = is_end_BN.shape[1]
+    first_B = torch.where(is_end_BN.any(1), is_end_BN.long().argmax(1) + 1, N)
+    return torch.minimum(first_B, limit_B)
+
+
+def _continuation(text_BC: Array, total_B: Array, ngram: int, N: int) -> tuple[Array, Array]:
+    """What followed the last earlier occurrence of each text's longest possible suffix of at most `ngram` tokens:
+    [B, N] tokens and how many of them there are, [B] (0: no match)."""
+    B, C = text_BC.shape
+    column_C = np.arange(C)
+    start_B = np.zeros(B, dtype=np.int64)  # where the continuation begins; 0: no match
+    agrees_BC = np.ones((B, C), dtype=bool)  # the n tokens before this position are those before the text's end
+    for n in range(1, ngram + 1):
+        token_B1 = np.take_along_axis(text_BC, np.maximum(total_B - n, 0)[:, None], 1)
+        shifted_BC = np.zeros((B, C), dtype=bool)
+        shifted_BC[:, n:] = (text_BC == token_B1)[:, : C - n]
+        agrees_BC &= shifted_BC & (column_C < total_B[:, None]) & (total_B >= n)[:, None]
+        last_B = C - 1 - agrees_BC[:, ::-1].argmax(1)
+        start_B = np.where(agrees_BC.any(1), last_B, start_B)
+    found_B = np.where(start_B > 0, np.minimum(total_B - start_B, N), 0)
+    index_BN = np.minimum(start_B[:, None] + np.arange(N), C - 1)
+    return np.take_along_axis(text_BC, index_BN, 1), found_B
+
+
+def _moved(record: Any, device: torch.device) -> Any:
+    """A copy of a record of tensors (and records of tensors) on `device`."""
+
+    def moved(value: Any) -> Any:
+        if value is None:
+            return None
+        return value.to(device) if isinstance(value, Tensor) else _moved(value, device)
+
+    return type(record)(*(moved(getattr(record, name)) for name in record.__slots__))

@@ -135,7 +135,7 @@ def evaluate_variant(
         engine.close()
     results = []
     for example, generation in zip(examples, generations, strict=True):
-        text = pair.decode(generation.tokens)
+        text = pair.decode(generation.tokens, decode.stop)
         quality = task.metric(example, text)
         results.append(
             example_result(example.id, variant.label, generation, text, quality, decode.draft_length, decode.cap)

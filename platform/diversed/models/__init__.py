@@ -1,6 +1,7 @@
 """Pairs of models that share one vocabulary, and their text."""
 
+from diversed.models.layers import context_length
 from diversed.models.pair import BUILT_IN, Pair, load_pair, set_threads
-from diversed.models.text import Detokenizer
+from diversed.models.text import Detokenizer, StopFinder
 
-__all__ = ["BUILT_IN", "Detokenizer", "Pair", "load_pair", "set_threads"]
+__all__ = ["BUILT_IN", "Detokenizer", "Pair", "StopFinder", "context_length", "load_pair", "set_threads"]

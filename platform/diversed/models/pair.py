@@ -71,7 +71,7 @@ class Pair:
     vocab_size: columns that both models' logits are sliced to; a model may have more (padding), which no token has.
     eos_ids:    all ids that end a generation: those of the target's generation config and its tokenizer's.
     pad_id:     filler that no model attends to.
-    context:    positions that both models have.
+    context:    positions that the target has; a text may outgrow the draft's, `draft_context`, and goes on without it.
     """
 
     def __init__(self, settings: PairSettings, device: torch.device, target: "_Model", draft: "_Model") -> None:
@@ -86,7 +86,7 @@ class Pair:
         self.pad_id = _pad_id(target, self.eos_ids)
         self.target_dim = int(target.text_config.hidden_size)
         self.draft_dim = int(draft.text_config.hidden_size)
-        self.context = min(target.context, draft.context)
+        self.context, self.draft_context = target.context, draft.context
 
     def __repr__(self) -> str:
         return f"Pair({self.name}: target {self._target.source.name}, draft {self._draft.source.name})"
@@ -146,9 +146,9 @@ class Pair:
             raise RequestError(f"messages: refused by the chat template of pair {self.name}: {error}") from error
         return self._known(cast("list[int]", ids))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of `ids`; special tokens are skipped, spaces are left as they are."""
-        return decode(self.tokenizer, ids)
+    def decode(self, ids: Sequence[int], stop: Sequence[str] = ()) -> str:
+        """Text of `ids` before the first of the `stop` texts; special tokens are skipped, spaces stay as they are."""
+        return decode(self.tokenizer, ids, stop)
 
     def _known(self, ids: Sequence[int]) -> list[int]:
         """`ids`, if the models have all of them; see `_Model.vocabulary` for tokens that they lack."""

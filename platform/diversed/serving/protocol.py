@@ -125,6 +125,16 @@ def _one_prompt(value: Any) -> str | list[int]:
     raise PydanticCustomError("invalid_value", "give one prompt: a string or a list of token ids")
 
 
+def _stop_texts(value: Any) -> list[str] | None:
+    """At most 16 texts; a string is one of them, an empty one says nothing."""
+    if value is None:
+        return None
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts) or len(texts) > 16:
+        raise PydanticCustomError("invalid_value", "give a string or a list of at most 16 strings")
+    return [text for text in texts if text]
+
+
 def _text_content(value: Any) -> str:
     """A message's text: a string, or the texts of its parts."""
     if isinstance(value, str):
@@ -172,13 +182,16 @@ class GenerationRequest(_Body):
     prompt_cache_key: Any = None
     service_tier: Any = None
 
-    stop: Annotated[Any, _only([], "")] = Field(None, description="not supported yet")
+    stop: Annotated[list[str] | None, PlainValidator(_stop_texts, json_schema_input_type=str | list[str] | None)] = (
+        Field(None, description="the text ends before the first of these; default: the served configuration's")
+    )
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10, description="extension: of prompt and output; 1 is off")
+    logit_bias: dict[str, float] | None = Field(None, description="by token id; -100 and below ban a token")
+    min_p: float | None = Field(None, ge=0, le=1, description="extension: share of the likeliest token; 0 is off")
+
     n: Annotated[Any, _only(1)] = None
-    frequency_penalty: Annotated[Any, _only(0)] = None
-    presence_penalty: Annotated[Any, _only(0)] = None
-    repetition_penalty: Annotated[Any, _only(1)] = None
-    logit_bias: Annotated[Any, _only({})] = None
-    min_p: Annotated[Any, _only(0)] = None
     min_tokens: Annotated[Any, _only(0)] = None
     ignore_eos: Annotated[Any, _only(False)] = None
     stop_token_ids: Annotated[Any, _only([])] = None

@@ -6,12 +6,13 @@ arrival. `CompletionService.pieces` is the seam: whoever batches across requests
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import AsyncGenerator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from diversed.decoding import Generation, Request
 from diversed.models import Detokenizer, Pair
@@ -21,6 +22,9 @@ from diversed.settings import DecodeSettings
 __all__ = ["CompletionService", "ModelCard", "Piece", "StreamingEngine"]
 
 logger = logging.getLogger(__name__)
+
+Number = TypeVar("Number", int, float)
+BANNED = -100.0  # the API's smallest bias: "effectively bans the token"
 
 LOSSY = (
     "Lossy by design: the output follows a learned blend of the target's and the draft's law, "
@@ -152,10 +156,28 @@ class CompletionService:
             max_new_tokens=limit,
             # 63 bits: every seed that is drawn here can also be asked for.
             seed=body.seed if body.seed is not None else secrets.randbits(63),
-            temperature=decode.temperature if body.temperature is None else body.temperature,
-            top_k=decode.top_k if body.top_k is None else max(body.top_k, 0),
-            top_p=decode.top_p if body.top_p is None else body.top_p,
+            temperature=_given(body.temperature, decode.temperature),
+            top_k=max(_given(body.top_k, decode.top_k), 0),
+            top_p=_given(body.top_p, decode.top_p),
+            min_p=_given(body.min_p, decode.min_p),
+            repetition_penalty=_given(body.repetition_penalty, decode.repetition_penalty),
+            presence_penalty=_given(body.presence_penalty, decode.presence_penalty),
+            frequency_penalty=_given(body.frequency_penalty, decode.frequency_penalty),
+            logit_bias=self._biases(body),
+            stop=tuple(decode.stop if body.stop is None else body.stop),
         )
+
+    def _biases(self, body: GenerationRequest) -> tuple[tuple[int, float], ...]:
+        biases = []
+        for name, bias in (body.logit_bias or {}).items():
+            if not name.isdecimal() or int(name) >= self.pair.vocab_size:
+                raise ApiError(
+                    f"logit_bias: {name!r} is no token; give ids below {self.pair.vocab_size}",
+                    code="invalid_value",
+                    param="logit_bias",
+                )
+            biases.append((int(name), -math.inf if bias <= BANNED else min(bias, -BANNED)))
+        return tuple(biases)
 
     async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Decode `request`, a piece per round. Closing or cancelling this ends it at the next round and frees the row.
@@ -174,7 +196,7 @@ class CompletionService:
         loop = asyncio.get_running_loop()
         rounds = self._engine.stream(request)
         try:
-            detokenizer = Detokenizer(self.pair.tokenizer)
+            detokenizer = Detokenizer(self.pair.tokenizer, request.stop)
             while (step := await loop.run_in_executor(self._thread, next, rounds, None)) is not None:
                 tokens, generation = step
                 text = detokenizer.push(tokens)
@@ -191,6 +213,10 @@ class CompletionService:
         """End the thread and free the models; for a service that is being taken down."""
         self._thread.shutdown(wait=True, cancel_futures=False)
         self._engine.close()
+
+
+def _given(value: Number | None, default: Number) -> Number:
+    return default if value is None else value
 
 
 def _close(rounds: Iterator[object]) -> None:

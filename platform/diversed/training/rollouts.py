@@ -66,7 +66,7 @@ def results_of(
     decode, K = rollout_decode(settings), settings.train.rollouts
     results = []
     for i, generation in enumerate(generations):
-        example, text = examples[i // K], pair.decode(generation.tokens)
+        example, text = examples[i // K], pair.decode(generation.tokens, decode.stop)
         reward = task.reward(example, text)
         results.append(
             example_result(example.id, decode.method, generation, text, reward, decode.draft_length, decode.cap)

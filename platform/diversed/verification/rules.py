@@ -29,7 +29,6 @@ __all__ = ["Kind", "Rule", "Verdict", "accept_probability", "output_law", "verif
 class Kind(IntEnum):
     """Where an emitted token comes from."""
 
-    NONE = 0
     ACCEPTED = 1
     REPLACEMENT = 2
     BONUS = 3
@@ -58,19 +57,24 @@ class Rule:
 
 @dataclass(slots=True)
 class Verdict:
-    """What one verification decides. Columns past `emitted_B` hold no meaning."""
+    """What one verification decides. Columns past the accepted tokens and the one after them hold no meaning."""
 
     tokens_BM: Tensor  # emitted tokens: the accepted ones, then one replacement or bonus
-    emitted_B: Tensor  # accepted + 1
+    accepted_B: Tensor
     drafted_B: Tensor  # tokens that were up for verification
-    kind_BM: Tensor  # Kind of each emitted token
     p_BM: Tensor  # p of the emitted token
     q_BM: Tensor  # q of the emitted token; 0 at a bonus
     tv_BM: Tensor  # TV(p, q) at the position; 0 at a bonus
     w_BM: Tensor  # weight used; 1 at a bonus (its law is p)
 
     def cpu(self) -> "Verdict":
-        return Verdict(*(getattr(self, name).cpu() for name in self.__slots__))
+        """On the CPU, in one transfer: the one time in a round that the host waits for the device."""
+        if self.tokens_BM.device.type == "cpu":
+            return self
+        values = [getattr(self, name) for name in self.__slots__]
+        flat = torch.cat([value.reshape(-1).double() for value in values]).cpu()  # float64 holds token ids exactly
+        parts = flat.split([value.numel() for value in values])
+        return Verdict(*(part.to(value.dtype).view(value.shape) for part, value in zip(parts, values, strict=True)))
 
 
 def accept_probability(p: Tensor, q: Tensor, w: Tensor | float, cap: float = math.inf) -> Tensor:
@@ -111,44 +115,41 @@ def verify(
     N = M - 1
     if N == 0:
         return _autoregressive_step(p_BMV, u_BM, greedy_B)
-    column_M = torch.arange(M, device=p_BMV.device)
-    valid_BN = column_M[:N] < drafted_B[:, None]
-    # q = 0 past the drafted tokens: there the residual of p and q is p, which is the bonus token's law.
-    q_BMV = pad(q_BNV * valid_BN[..., None], (0, 0, 0, 1))
-    w_BM = pad(torch.where(valid_BN, w_BN, 1.0), (0, 1), value=1.0)
+    column_N = torch.arange(N, device=p_BMV.device)
+    valid_BN = column_N < drafted_B[:, None]
+    w_BN = torch.where(valid_BN, w_BN, 1.0)
 
-    index_BN1 = x_BN[..., None]
-    p_x_BN = p_BMV[:, :N].gather(-1, index_BN1).squeeze(-1)
-    q_x_BN = q_BMV[:, :N].gather(-1, index_BN1).squeeze(-1)
-    accept_BN = coins_BN < accept_probability(p_x_BN, q_x_BN, w_BM[:, :N], cap)
+    p_BNV, index_BN1 = p_BMV[:, :N], x_BN[..., None]
+    accept_BN = coins_BN < accept_probability(
+        p_BNV.gather(-1, index_BN1).squeeze(-1), q_BNV.gather(-1, index_BN1).squeeze(-1), w_BN, cap
+    )
     if greedy_B is not None:
-        v_BMV = _capped_mixture(p_BMV, q_BMV, w_BM, cap)
-        best_BM = v_BMV.argmax(-1)
+        best_BM = torch.cat([_capped_mixture(p_BNV, q_BNV, w_BN, cap), p_BMV[:, N:]], 1).argmax(-1)
+        # Past the drafted tokens the law is p, as after the last of them.
+        best_BM = torch.where(pad(valid_BN, (0, 1)), best_BM, p_BMV.argmax(-1))
         accept_BN = torch.where(greedy_B[:, None], x_BN == best_BM[:, :N], accept_BN)
     accepted_B = (accept_BN & valid_BN).long().cumprod(-1).sum(-1)
 
     last_B1 = accepted_B[:, None]
-    row_B1V = last_B1[..., None].expand(-1, 1, V)
-    last_law_BV = residual(p_BMV.gather(1, row_B1V).squeeze(1), q_BMV.gather(1, row_B1V).squeeze(1))
-    last_token_B = draw(last_law_BV, u_BM.gather(1, last_B1).squeeze(1))
+    p_last_BV = p_BMV.gather(1, last_B1[..., None].expand(-1, 1, V)).squeeze(1)
+    q_last_BV = q_BNV.gather(1, last_B1.clamp_max(N - 1)[..., None].expand(-1, 1, V)).squeeze(1)
+    # q = 0 after the last drafted token: the residual of p and q is p, which is the bonus token's law.
+    q_last_BV = q_last_BV * (last_B1 < drafted_B[:, None])
+    last_token_B = draw(residual(p_last_BV, q_last_BV), u_BM.gather(1, last_B1).squeeze(1))
     if greedy_B is not None:
         last_token_B = torch.where(greedy_B, best_BM.gather(1, last_B1).squeeze(1), last_token_B)
-    tokens_BM = torch.cat([x_BN, x_BN.new_zeros(B, 1)], 1).scatter(1, last_B1, last_token_B[:, None])
+    tokens_BM = pad(x_BN, (0, 1)).scatter(1, last_B1, last_token_B[:, None])
 
-    tv_BM = total_variation(p_BMV, q_BMV) * (column_M < drafted_B[:, None])
-    last_kind_B = torch.where(accepted_B < drafted_B, int(Kind.REPLACEMENT), int(Kind.BONUS))
-    kind_BM = torch.where(
-        column_M < last_B1, int(Kind.ACCEPTED), torch.where(column_M == last_B1, last_kind_B[:, None], int(Kind.NONE))
-    )
+    index_BM1 = tokens_BM[..., None]
+    q_of_token_BN = q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1)
     return Verdict(
         tokens_BM=tokens_BM,
-        emitted_B=accepted_B + 1,
+        accepted_B=accepted_B,
         drafted_B=drafted_B,
-        kind_BM=kind_BM,
-        p_BM=p_BMV.gather(-1, tokens_BM[..., None]).squeeze(-1),
-        q_BM=q_BMV.gather(-1, tokens_BM[..., None]).squeeze(-1),
-        tv_BM=tv_BM,
-        w_BM=w_BM,
+        p_BM=p_BMV.gather(-1, index_BM1).squeeze(-1),
+        q_BM=pad(q_of_token_BN * valid_BN, (0, 1)),
+        tv_BM=pad(total_variation(p_BNV, q_BNV) * valid_BN, (0, 1)),
+        w_BM=pad(w_BN, (0, 1), value=1.0),
     )
 
 
@@ -160,9 +161,8 @@ def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -
     zero_B1 = torch.zeros_like(p_BMV[..., 0])
     return Verdict(
         tokens_BM=token_B[:, None],
-        emitted_B=torch.ones_like(token_B),
+        accepted_B=torch.zeros_like(token_B),
         drafted_B=torch.zeros_like(token_B),
-        kind_BM=torch.full_like(token_B, int(Kind.BONUS))[:, None],
         p_BM=p_BMV[:, 0].gather(-1, token_B[:, None]),
         q_BM=zero_B1,
         tv_BM=zero_B1,
@@ -170,7 +170,8 @@ def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -
     )
 
 
-def _capped_mixture(p_BMV: Tensor, q_BMV: Tensor, w_BM: Tensor, cap: float) -> Tensor:
-    """The (unnormalised where capped) verification law `min(v, c*p)` whose argmax a greedy row takes, [B, M, V]."""
-    v_BMV = w_BM[..., None] * p_BMV + (1 - w_BM[..., None]) * q_BMV
-    return v_BMV if cap == math.inf else torch.minimum(v_BMV, cap * p_BMV)
+def _capped_mixture(p_BNV: Tensor, q_BNV: Tensor, w_BN: Tensor, cap: float) -> Tensor:
+    """The (unnormalised where capped) verification law `min(v, c*p)` whose argmax a greedy row takes, [B, N, V]."""
+    w_BN1 = w_BN[..., None]
+    v_BNV = w_BN1 * p_BNV + (1 - w_BN1) * q_BNV
+    return v_BNV if cap == math.inf else torch.minimum(v_BNV, cap * p_BNV)
