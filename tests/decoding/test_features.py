@@ -158,7 +158,7 @@ def test_samples_differ_in_their_noise_alone(tiny_pair: Any) -> None:
 def test_case_13_stop_texts_end_the_output_within_and_across_blocks(
     tiny_pair: Any, prompts: Any, method: str, batch: int
 ) -> None:
-    """Planted fault: stop texts are looked for in each block by itself. Every text of two tokens becomes one in turn."""
+    """Planted fault: stop texts are looked for in each block by itself. Every text of two tokens is one in turn."""
     pair = tiny_pair()
     pair.tokenizer = LetterTokenizer()
     engine = engine_of(pair, method, batch_size=batch, draft_length=3)
@@ -238,7 +238,7 @@ def test_prompt_lookup_proposes_what_followed_the_longest_match() -> None:
 
 
 def test_prompt_lookup_has_nothing_for_a_verifier(tiny_pair: Any) -> None:
-    with pytest.raises(ConfigError, match="decode.drafter = 'prompt-lookup': has no hidden states"):
+    with pytest.raises(ConfigError, match=r"decode\.drafter = 'prompt-lookup': has no hidden states"):
         engine_of(tiny_pair(), "diversed", drafter=DrafterKind.PROMPT_LOOKUP)
 
 

@@ -59,7 +59,8 @@ Flags = NDArray[np.bool_]
 
 
 class Engine:
-    """Continuous batching over a drafter and a target. Not thread-safe; `submit` and `step`, or `generate`, or `stream`.
+    """Continuous batching over a drafter and a target, by `submit` and `step`, `generate`, or `stream`; for one caller at
+    a time.
 
     A row costs its neighbours nothing but its share of the forwards. A request for which memory does not suffice fails
     alone: rows are put back, youngest first, until the others fit.
@@ -119,8 +120,7 @@ class Engine:
         try:
             tickets = [self.submit(request) for request in requests]
             while self.busy:
-                for ticket, answer in self.step():
-                    answers[ticket] = answer
+                answers |= self.step()
                 if progress is not None:
                     progress(len(answers))
         finally:
@@ -285,7 +285,8 @@ class Engine:
         self._joining, self._joining_at, self._joining_read = list(new), first, 0
 
     def _activate(self, unread: int) -> None:
-        """The joining requests become rows. Of each prompt all but `unread` tokens are in the caches, or, if 0, none."""
+        """The joining requests become rows. The caches hold all but `unread` tokens of each prompt, or none if that is
+        0."""
         for i, entry in enumerate(self._joining):
             source, row = self._joining_at + i, len(self._rows)
             if entry is None:
@@ -463,13 +464,13 @@ class Engine:
     def _keep_features(self, features_BMD: Tensor, at_BM: Array) -> None:
         B, _, D = features_BMD.shape
         slots, outputs = self._numbers_4ST.shape[1:]
-        old = self._features_STD
-        if old is None or old.shape[:2] != (slots, outputs):
-            self._features_STD = torch.zeros(slots, outputs, D)
-            if old is not None:
-                self._features_STD[: old.shape[0], : old.shape[1]] = old
-        assert self._features_STD is not None
-        self._features_STD[torch.from_numpy(self._row_S1[:B]), torch.from_numpy(at_BM)] = features_BMD
+        kept_STD = self._features_STD
+        if kept_STD is None or kept_STD.shape[:2] != (slots, outputs):
+            new_STD = torch.zeros(slots, outputs, D)
+            if kept_STD is not None:
+                new_STD[: kept_STD.shape[0], : kept_STD.shape[1]] = kept_STD
+            self._features_STD = kept_STD = new_STD
+        kept_STD[torch.from_numpy(self._row_S1[:B]), torch.from_numpy(at_BM)] = features_BMD
 
     def _resample(self) -> None:
         """The sampling laws of the active rows, without what none of them uses."""

@@ -67,7 +67,7 @@ def sampling_law(
 
 
 def _filtered(logits_BNV: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None) -> Tensor:
-    """Logits with -inf for what top-k and top-p leave out. One sort serves both; ranks break ties, so exactly k stay."""
+    """Logits, -inf for what top-k and top-p leave out. One sort serves both; ranks break ties, so exactly k stay."""
     sorted_BNV, order_BNV = logits_BNV.sort(dim=-1, descending=True, stable=True)
     V = logits_BNV.shape[-1]
     if top_k_B is not None:

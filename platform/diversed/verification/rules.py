@@ -111,8 +111,7 @@ def verify(
     token; all uniform in [0, 1). Rows of `greedy_B` follow `mixture-argmax`: accept iff `x == argmax v`, replace by
     `argmax v`, bonus `argmax p`. N = 0 is one autoregressive step.
     """
-    B, M, V = p_BMV.shape
-    N = M - 1
+    V, N = p_BMV.shape[-1], p_BMV.shape[1] - 1
     if N == 0:
         return _autoregressive_step(p_BMV, u_BM, greedy_B)
     column_N = torch.arange(N, device=p_BMV.device)
