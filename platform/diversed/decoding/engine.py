@@ -59,8 +59,7 @@ Flags = NDArray[np.bool_]
 
 
 class Engine:
-    """Continuous batching over a drafter and a target, by `submit` and `step`, `generate`, or `stream`; for one caller at
-    a time.
+    """Continuous batching over a drafter and a target, by `submit` and `step`, `generate`, or `stream`, for one caller.
 
     A row costs its neighbours nothing but its share of the forwards. A request for which memory does not suffice fails
     alone: rows are put back, youngest first, until the others fit.
