@@ -121,6 +121,12 @@ class PairSettings(Group):
         Placement.IN_PROCESS, description="both models in this process, or each in a Ray actor"
     )
     cache_dir: Folder = Field(Path("~/.cache/diversed"), description="where converted weights are kept")
+    draft_words: int = Field(
+        0, ge=0, description="the draft's LM head keeps this many most frequent words (q is 0 elsewhere); 0 keeps all"
+    )
+    draft_word_counts: Source | None = Field(
+        None, description="text or .jsonl file whose words are counted for pair.draft_words"
+    )
     draft_layers: int = Field(
         26, ge=1, description="smollm2 only: how many of the target's layers its untrained draft keeps"
     )
@@ -129,6 +135,12 @@ class PairSettings(Group):
     def _both_or_neither(self) -> "PairSettings":
         if (self.target is None) != (self.draft is None):
             raise ValueError("give both pair.target and pair.draft, or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _words_need_counts(self) -> "PairSettings":
+        if self.draft_words and self.draft_word_counts is None:
+            raise ValueError("pair.draft_words needs a file to count words in; give --pair.draft-word-counts")
         return self
 
 

@@ -50,6 +50,7 @@ def tiny_pair() -> Callable[..., Any]:
             context=CONTEXT,
             draft_context=CONTEXT,
             tokenizer=None,
+            draft_words_K=None,
         )
 
     return make

@@ -115,7 +115,8 @@ class DraftActor(_ModelActor[LocalDrafter]):
         self.model = self.pair.draft
 
     def open(self, role: int, hidden: bool) -> None:
-        self.roles[role] = LocalDrafter(self.model, self.pair.vocab_size, self.pair.eos_ids, hidden)
+        pair = self.pair
+        self.roles[role] = LocalDrafter(self.model, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K)
 
     def propose(self, role: int, block: DraftInput, *_before: None) -> Proposal:
         return self.roles[role].propose(block).to(torch.device("cpu"))

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import PreTrainedModel
 
-from diversed.models import context_length
+from diversed.models import context_length, with_words
 
 __all__ = ["SlotCache", "SlotModel"]
 
@@ -114,8 +114,10 @@ class SlotModel:
     """A transformers causal LM over a slot cache. Starts and counts of rows are NumPy arrays: they belong to the loop,
     and no forward waits for the device to know them."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, vocab_size: int, words_K: Tensor | None = None) -> None:
+        """`words_K`: the LM head is cut to these tokens; all others have logits of -inf."""
+        self.words_K = None if words_K is None else words_K.to(model.device)
+        self.model = model if words_K is None else with_words(model, words_K)
         self.vocab_size = vocab_size
         self.device, self.dtype = model.device, model.dtype
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
@@ -156,6 +158,9 @@ class SlotModel:
             if handle is not None:
                 handle.remove()
         logits_BNV = output.logits
+        if self.words_K is not None:
+            all_BNV = logits_BNV.new_full((*logits_BNV.shape[:2], self.vocab_size), -torch.inf)
+            logits_BNV = all_BNV.index_copy_(-1, self.words_K, logits_BNV)
         if logits_BNV.shape[-1] != self.vocab_size:
             logits_BNV = logits_BNV[..., : self.vocab_size]
         return logits_BNV, captured[0].float() if captured else None

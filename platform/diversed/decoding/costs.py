@@ -59,8 +59,10 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
     """Measure, or read from `folder` what was measured for the same pair, device, threads and lengths."""
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else platform.machine()
     lengths = sorted({1, *(length + 1 for length in draft_lengths)})
+    words = None if pair.draft_words_K is None else len(pair.draft_words_K)
     key = json.dumps(
-        [pair.identity, str(pair.dtype), device, torch.get_num_threads(), lengths, torch.__version__], sort_keys=True
+        [pair.identity, words, str(pair.dtype), device, torch.get_num_threads(), lengths, torch.__version__],
+        sort_keys=True,
     )
     path = folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}.json"
     if path.is_file():
@@ -73,7 +75,7 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
 
 
 def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
-    drafter = LocalDrafter(pair.draft, pair.vocab_size, (), hidden=False)
+    drafter = LocalDrafter(pair.draft, pair.vocab_size, (), False, pair.draft_words_K)
     target = LocalTarget(pair.target, pair.vocab_size, Rule(Method.STRICT, 1.0), None, collect=False)
     prompt_BK = np.random.default_rng(0).integers(0, pair.vocab_size, (1, CONTEXT))
     for role in (drafter, target):

@@ -590,6 +590,7 @@ def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, 
         if decode.drafter is DrafterKind.PROMPT_LOOKUP:
             drafter = PromptLookup(pair.vocab_size, pair.eos_ids, decode.ngram)
         else:
-            drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, collect or weigh is not None)
+            hidden = collect or weigh is not None
+            drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K)
     target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect)
     return Engine(drafter, target, decode, pair)

@@ -150,8 +150,8 @@ class Target(Protocol):
 
 
 class _LocalRole:
-    def __init__(self, model: PreTrainedModel, vocab_size: int) -> None:
-        self.slots = SlotModel(model, vocab_size)
+    def __init__(self, model: PreTrainedModel, vocab_size: int, words_K: Tensor | None = None) -> None:
+        self.slots = SlotModel(model, vocab_size, words_K)
 
     def reserve(self, slots: int, capacity: int) -> None:
         self.slots.cache.reserve(slots, capacity)
@@ -173,8 +173,16 @@ class _LocalRole:
 class LocalDrafter(_LocalRole):
     """The draft model in this process. `hidden`: also return the vectors that feed its LM head."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, eos_ids: tuple[int, ...], hidden: bool) -> None:
-        super().__init__(model, vocab_size)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int,
+        eos_ids: tuple[int, ...],
+        hidden: bool,
+        words_K: Tensor | None = None,
+    ) -> None:
+        """`words_K`: the only tokens that are drafted, None for all."""
+        super().__init__(model, vocab_size, words_K)
         self.ends_V = _table(eos_ids, vocab_size, self.slots.device)
         self.hidden = hidden
 

@@ -231,6 +231,7 @@ def fingerprint(pair: Pair, settings: Settings, variant: Variant, examples: Sequ
     parts = {
         "format": FORMAT,
         "pair": pair.identity,
+        "draft_words": None if pair.draft_words_K is None else pair.draft_words_K.tolist(),
         "dtype": settings.pair.dtype.value,
         "seed": settings.seed,
         "task": settings.task.name,

@@ -18,6 +18,7 @@ import torch
 from huggingface_hub import is_offline_mode, snapshot_download
 from jinja2 import TemplateError
 from safetensors import SafetensorError
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -34,6 +35,7 @@ from diversed.errors import PairError, RequestError
 from diversed.models import smollm2
 from diversed.models.layers import check_layers, context_length
 from diversed.models.text import decode
+from diversed.models.words import frequent_words
 from diversed.settings import PairSettings
 
 __all__ = ["BUILT_IN", "Pair", "load_pair", "set_threads"]
@@ -75,6 +77,7 @@ class Pair:
     """
 
     def __init__(self, settings: PairSettings, device: torch.device, target: "_Model", draft: "_Model") -> None:
+        self._settings = settings
         self.name = settings.name
         self.device = device
         self.dtype: torch.dtype = getattr(torch, settings.dtype.value)
@@ -100,6 +103,19 @@ class Pair:
     def draft(self) -> PreTrainedModel:
         """The draft's weights on `device`; loaded at the first use."""
         return self._load(self._draft)
+
+    @cached_property
+    def draft_words_K(self) -> Tensor | None:
+        """Ids, ascending, of the words that the draft's LM head keeps; None if it keeps all.
+
+        DataError if the file that they are counted in cannot be read.
+        """
+        settings = self._settings
+        if not 0 < settings.draft_words < self.vocab_size or settings.draft_word_counts is None:
+            return None
+        return frequent_words(
+            Path(settings.draft_word_counts), self.tokenizer, settings.draft_words, self.vocab_size, self.eos_ids
+        )
 
     @cached_property
     def identity(self) -> dict[str, str | int]:
