@@ -122,7 +122,10 @@ def test_verify_emits_the_exact_law_and_accepts_at_the_exact_rate(w: float, cap:
     u = torch.rand(B, 4, generator=generator, dtype=torch.float64)
     p_BMV = P.expand(B, 2, 4)
     x_BN = draw(Q.expand(B, 4), u[:, 0])[:, None]
-    verdict = verify(p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), w, u[:, 1:2], u[:, 2:4], cap=cap)
+    rule = Rule(Method.STATIC, w, cap)
+    verdict = verify(
+        p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), w, u[:, 1:2], u[:, 2:4], rule=rule
+    )
     assert_law(verdict.tokens_BM[:, 0], output_law(P, Q, w, cap))
     accepted = verdict.accepted_B == 1
     rate = (Q * accept_probability(P, Q, w, cap)).sum().item()

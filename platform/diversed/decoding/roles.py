@@ -305,7 +305,7 @@ class LocalTarget(_LocalRole):
             block.coins_BN[:, :N].to(device),
             block.u_BM[:, : N + 1].to(device),
             sampling.greedy_B,
-            self.rule.cap,
+            self.rule,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
 

@@ -36,7 +36,10 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A method and its parameters. `weight` None: the weight is learned, and given per position."""
+    """A method and its parameters. `weight` None: the weight is learned, and given per position.
+
+    Its three functions are all that a verification asks of a rule: another rule is a subclass with other ones.
+    """
 
     method: Method
     weight: float | None
@@ -53,6 +56,24 @@ class Rule:
         }
         relaxed = decode.method in (Method.STATIC, Method.DIVERSED)
         return cls(decode.method, weights[decode.method], decode.cap if relaxed else math.inf)
+
+    def accept(self, p_BNV: Tensor, q_BNV: Tensor, x_BN: Tensor, w_BN: Tensor) -> Tensor:
+        """P(accept) of the drafted tokens, [B, N]."""
+        p_x_BN, q_x_BN = (law_BNV.gather(-1, x_BN[..., None]).squeeze(-1) for law_BNV in (p_BNV, q_BNV))
+        return accept_probability(p_x_BN, q_x_BN, w_BN, self.cap)
+
+    def replacement(self, p_BV: Tensor, q_BV: Tensor) -> Tensor:
+        """The law of the token in a rejected one's place, [B, V]; where q = 0 (nothing was drafted) it must be p."""
+        return residual(p_BV, q_BV)
+
+    def greedy_law(self, p_BNV: Tensor, q_BNV: Tensor, w_BN: Tensor) -> Tensor:
+        """What a greedy row takes the argmax of: `min(v, c*p)`, not normalised, [B, N, V]."""
+        w_BN1 = w_BN[..., None]
+        v_BNV = w_BN1 * p_BNV + (1 - w_BN1) * q_BNV
+        return v_BNV if self.cap == math.inf else torch.minimum(v_BNV, self.cap * p_BNV)
+
+
+STRICT = Rule(Method.STRICT, 1.0)
 
 
 @dataclass(slots=True)
@@ -103,7 +124,7 @@ def verify(
     coins_BN: Tensor,
     u_BM: Tensor,
     greedy_B: Tensor | None = None,
-    cap: float = math.inf,
+    rule: Rule = STRICT,
 ) -> Verdict:
     """One round for B rows (method.md 2): accept a prefix of `x`, then emit one replacement or bonus token.
 
@@ -118,12 +139,10 @@ def verify(
     valid_BN = column_N < drafted_B[:, None]
     w_BN = torch.where(valid_BN, w_BN, 1.0)
 
-    p_BNV, index_BN1 = p_BMV[:, :N], x_BN[..., None]
-    accept_BN = coins_BN < accept_probability(
-        p_BNV.gather(-1, index_BN1).squeeze(-1), q_BNV.gather(-1, index_BN1).squeeze(-1), w_BN, cap
-    )
+    p_BNV = p_BMV[:, :N]
+    accept_BN = coins_BN < rule.accept(p_BNV, q_BNV, x_BN, w_BN)
     if greedy_B is not None:
-        best_BM = torch.cat([_capped_mixture(p_BNV, q_BNV, w_BN, cap), p_BMV[:, N:]], 1).argmax(-1)
+        best_BM = torch.cat([rule.greedy_law(p_BNV, q_BNV, w_BN), p_BMV[:, N:]], 1).argmax(-1)
         # Past the drafted tokens the law is p, as after the last of them.
         best_BM = torch.where(pad(valid_BN, (0, 1)), best_BM, p_BMV.argmax(-1))
         accept_BN = torch.where(greedy_B[:, None], x_BN == best_BM[:, :N], accept_BN)
@@ -134,7 +153,7 @@ def verify(
     q_last_BV = q_BNV.gather(1, last_B1.clamp_max(N - 1)[..., None].expand(-1, 1, V)).squeeze(1)
     # q = 0 after the last drafted token: the residual of p and q is p, which is the bonus token's law.
     q_last_BV = q_last_BV * (last_B1 < drafted_B[:, None])
-    last_token_B = draw(residual(p_last_BV, q_last_BV), u_BM.gather(1, last_B1).squeeze(1))
+    last_token_B = draw(rule.replacement(p_last_BV, q_last_BV), u_BM.gather(1, last_B1).squeeze(1))
     if greedy_B is not None:
         last_token_B = torch.where(greedy_B, best_BM.gather(1, last_B1).squeeze(1), last_token_B)
     tokens_BM = pad(x_BN, (0, 1)).scatter(1, last_B1, last_token_B[:, None])
@@ -167,10 +186,3 @@ def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -
         tv_BM=zero_B1,
         w_BM=zero_B1 + 1,
     )
-
-
-def _capped_mixture(p_BNV: Tensor, q_BNV: Tensor, w_BN: Tensor, cap: float) -> Tensor:
-    """The (unnormalised where capped) verification law `min(v, c*p)` whose argmax a greedy row takes, [B, N, V]."""
-    w_BN1 = w_BN[..., None]
-    v_BNV = w_BN1 * p_BNV + (1 - w_BN1) * q_BNV
-    return v_BNV if cap == math.inf else torch.minimum(v_BNV, cap * p_BNV)
