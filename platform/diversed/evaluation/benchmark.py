@@ -69,8 +69,8 @@ class Spread:
         return cls(median, min(values), lower, upper, max(values))
 
     def __str__(self) -> str:
-        quartiles = f"{_short(self.lower_quartile)}–{_short(self.upper_quartile)}"
-        return f"{_short(self.median)}\n{_short(self.minimum)} {quartiles} {_short(self.maximum)}"
+        ranges = (self.lower_quartile, self.upper_quartile), (self.minimum, self.maximum)
+        return "\n".join([_short(self.median), *(f"{_short(low)}–{_short(high)}" for low, high in ranges)])
 
 
 Row = dict[str, str | int | float | Spread | None]  # column name -> value; each row begins with "name"
@@ -144,7 +144,7 @@ class Report:
             console.print(table)
         for name, meaning in self.columns.items():
             console.print(f"- {name.replace('_', ' ')}: {meaning}", highlight=False)
-        console.print("- below a median: minimum, quartiles, maximum of the repetitions", highlight=False)
+        console.print("- below a median: quartiles, then minimum and maximum, of the repetitions", highlight=False)
         for remark in [*self.remarks, NOTE]:
             console.print(f"- {remark}", highlight=False)
 

@@ -57,8 +57,8 @@ WAVES = 4  # requests per row of a batch: rows that finish are replaced, and the
 WARMED_UP = f"{WARMUPS} warm-up turns of each contestant are left out of all numbers"
 ONE_ROW = (
     "one row accepts nothing: strict; every acceptance coin of one row says no, so it drafts and is judged like the "
-    "others and emits one token a round; rows run to max_new_tokens without EOS; rounds count from the second (the first "
-    "reads the prompts) to the last in which every row is sure to be active"
+    "others and emits one token a round; rows run to max_new_tokens without EOS; rounds count from the second (the "
+    "first reads the prompts) to the last in which every row is sure to be active"
 )
 
 ENGINE_COLUMNS = {
