@@ -340,20 +340,23 @@ def test_memory_in_a_process_of_its_own() -> None:
     assert footprint.peak > footprint.imports + footprint.weights
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_stages_end_well(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here without the process around them."""
+def test_stages_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Imports are processes that do nothing else; the others are given settings and prompt, and end well (here without
+    the process around them)."""
     settings = load_settings(["--task.max-new-tokens", "4"])
-    given = {"settings": settings.record(), "prompt": "1 + 1?"}
-    monkeypatch.setattr(sys, "stdin", StringIO(json.dumps(given)))
-    made: list[str] = []
-    for name in ("_loaded", "_generate_once"):
-        original = getattr(processes, name)
+    done: list[str] = []
 
-        def spy(*arguments: Any, name: str = name, original: Callable[..., Any] = original) -> Any:
-            made.append(name)
-            return original(*arguments)
+    def here(command: list[str], text: str = "") -> str:
+        if command[1] == "-c":
+            compile(command[2], "stage", "exec")
+        else:
+            assert command[:3] == [sys.executable, "-m", processes.__name__]
+            monkeypatch.setattr(sys, "stdin", StringIO(text))
+            processes.main(command[3])
+        done.append(command[-1])
+        return ""
 
-        monkeypatch.setattr(processes, name, spy)
-    processes.main(stage)
-    assert made == {"load the pair": ["_loaded"], "first generation": ["_loaded", "_generate_once"]}.get(stage, [])
+    monkeypatch.setattr(processes, "run_process", here)
+    for stage in STAGES:
+        processes.run_stage(stage, settings, "1 + 1?")
+    assert done == ["import torch, transformers", "import diversed.decoding", "load the pair", "first generation"]

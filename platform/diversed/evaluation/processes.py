@@ -32,7 +32,7 @@ STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 STAGES = {
     "import torch, transformers": "the libraries alone",
     "import diversed.decoding": "the engine and what it imports",
-    "load the pair": "the same, and both models' weights",
+    "load the pair": "both models' weights",
     "first generation": "the same, and one prompt continued to its end",
 }
 
@@ -57,7 +57,10 @@ def measure_memory(settings: Settings) -> Footprint:
 
 def run_stage(stage: str, settings: Settings, prompt: str) -> None:
     """One of `STAGES` in a fresh process, from its start to its end."""
-    _run_itself(stage, settings, prompt)
+    if stage.startswith("import "):
+        run_process([sys.executable, "-c", stage])
+    else:
+        _run_itself(stage, settings, prompt)
 
 
 def run_process(command: Sequence[str], text: str = "") -> str:
@@ -86,22 +89,15 @@ def without_eos(pair: "Pair") -> "Pair":
 
 
 def main(what: str) -> None:
-    """Do `what`, "memory" or one of `STAGES`, with settings and prompt from standard input."""
+    """Do `what`, "memory" or one of `STAGES` behind the imports, with settings and prompt from standard input."""
     given = json.load(sys.stdin)
+    settings = from_record(given["settings"])
     if what == "memory":
-        print(json.dumps(asdict(_decode_long_requests(from_record(given["settings"])))))
+        print(json.dumps(asdict(_decode_long_requests(settings))))
         return
-    stage = list(STAGES).index(what)
-    if stage == 0:
-        import torch  # noqa: F401
-        import transformers  # noqa: F401
-    else:
-        import diversed.decoding  # noqa: F401
-    if stage > 1:
-        settings = from_record(given["settings"])
-        pair = _loaded(settings)
-        if stage > 2:
-            _generate_once(settings, pair, given["prompt"])
+    pair = _loaded(settings)
+    if what == "first generation":
+        _generate_once(settings, pair, given["prompt"])
 
 
 def _loaded(settings: Settings) -> "Pair":
