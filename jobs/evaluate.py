@@ -74,13 +74,13 @@ def evaluate_and_log(
         console.print(f"- {line}", highlight=False)
     console.print(f"figure: {folder / 'pareto.png'}", soft_wrap=True, highlight=False)
     rows = table_rows(comparison)
-    run.log_metrics({f"{_metric_name(row['method'])}/{row['metric']}": row["value"] for row in rows})
+    run.log_metrics({f"{metric_name(row['method'])}/{row['metric']}": row["value"] for row in rows})
     run.log_table(rows, "comparison_table.json")
     run.log_artifacts(folder, "evaluation")
     return comparison
 
 
-def _metric_name(label: str) -> str:
+def metric_name(label: str) -> str:
     """A label in the letters that MLflow allows."""
     return "".join(letter if letter.isalnum() or letter in "-_. /" else " " for letter in label)
 

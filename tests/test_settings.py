@@ -1,5 +1,6 @@
 """The schema is the interface: every field can be set by flag, variable and YAML, and comes back from a record."""
 
+import json
 import math
 import os
 import re
@@ -51,7 +52,10 @@ def other_value(name: str, field: FieldInfo, default: Any) -> Any:
     """A valid value of the field that differs from its default."""
     kind = field.annotation
     if get_origin(kind) is list:
-        return [0.625, 0.25]
+        (item,) = get_args(kind)
+        if isinstance(item, type) and issubclass(item, StrEnum):
+            return [*item][2:0:-1]
+        return [7, 2] if get_args(item)[0] is int else [0.625, 0.25]
     if type(None) in get_args(kind):
         kind = next(part for part in get_args(kind) if part is not type(None))
     if kind is bool:
@@ -129,7 +133,7 @@ def test_every_field_can_be_set(name: str, layer: str, monkeypatch: pytest.Monke
         arguments = [part for each, value in values.items() for part in flag(each, value)]
     elif layer == "variable":
         for each, value in values.items():
-            monkeypatch.setenv(variable(each), str(value))
+            monkeypatch.setenv(variable(each), json.dumps(value) if isinstance(value, list) else str(value))
     else:
         record: dict[str, Any] = {}
         for each, value in values.items():
@@ -137,7 +141,7 @@ def test_every_field_can_be_set(name: str, layer: str, monkeypatch: pytest.Monke
             *parents, leaf = each.split(".")
             for parent in parents:
                 group = group.setdefault(parent, {})
-            group[leaf] = str(value) if isinstance(value, Path | StrEnum) else value
+            group[leaf] = json.loads(json.dumps(value, default=str))  # paths and members of enums as text
         file = tmp_path / "settings.yaml"
         file.write_text(yaml.safe_dump(record))
         arguments = ["--config", str(file)]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn
+from typing import Annotated, Any, ClassVar, NoReturn, get_args, get_origin
 
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -30,6 +30,7 @@ from pydantic_settings import (
 from diversed.errors import ConfigError
 
 __all__ = [
+    "BenchmarkSettings",
     "DType",
     "DecodeSettings",
     "DrafterKind",
@@ -40,6 +41,7 @@ __all__ = [
     "SearchSettings",
     "ServeSettings",
     "Settings",
+    "Suite",
     "TaskSettings",
     "TrackingSettings",
     "TrainSettings",
@@ -79,6 +81,17 @@ class DType(StrEnum):
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"
     FLOAT16 = "float16"
+
+
+class Suite(StrEnum):
+    """What `jobs/benchmark.py` can measure."""
+
+    ENGINE = "engine"
+    BATCH = "batch"
+    LEARNER = "learner"
+    STARTUP = "startup"
+
+    __repr__ = StrEnum.__str__  # in a list, as it is typed
 
 
 class Group(BaseModel):
@@ -238,6 +251,20 @@ class EvaluateSettings(Group):
     resamples: int = Field(2000, ge=100, description="bootstrap resamples")
 
 
+class BenchmarkSettings(Group):
+    """What `jobs/benchmark.py` measures, and on how much."""
+
+    suites: list[Suite] = Field(list(Suite), min_length=1, description="what to measure, one after the other")
+    repetitions: int = Field(7, ge=3, description="interleaved repetitions; the median of their ratios counts")
+    prompts: int = Field(4, ge=1, description="test prompts of a repetition")
+    batch_sizes: list[Annotated[int, Field(ge=1)]] = Field(
+        [1, 2, 4, 8, 16], min_length=1, description="rows decoded together; 1, the yardstick, is always measured"
+    )
+    draft_lengths: list[Annotated[int, Field(ge=1, le=32)]] = Field(
+        [3, 5, 7, 10], min_length=1, description="N among which DIVERSED's best is looked for"
+    )
+
+
 class ServeSettings(Group):
     """The OpenAI-compatible endpoint."""
 
@@ -300,6 +327,7 @@ class Settings(BaseSettings):
     train: TrainSettings = TrainSettings()
     search: SearchSettings = SearchSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
+    benchmark: BenchmarkSettings = BenchmarkSettings()
     serve: ServeSettings = ServeSettings()
     tracking: TrackingSettings = TrackingSettings()
 
@@ -355,6 +383,8 @@ class _Flags(CliSettingsSource[Any]):
     def _metavar_format(self, obj: Any) -> str:
         if isinstance(obj, type) and issubclass(obj, StrEnum):
             return f"{{{','.join(obj)}}}"
+        if get_origin(obj) is list:
+            return f"list[{self._metavar_format(get_args(obj)[0])}]"
         return super()._metavar_format(obj)
 
 

@@ -17,7 +17,8 @@ def table() -> str:
     """Markdown: a heading and a table of name, default and meaning for each group of the schema."""
 
     def cell(value: Any) -> str:
-        return "" if value is None else f"`{value}`"
+        text = ",".join(map(str, value)) if isinstance(value, list) else value
+        return "" if value is None else f"`{text}`"
 
     def row(name: str, default: Any, description: str | None) -> str:
         return f"| `{name}` | {cell(default)} | {description} |".replace("<task>", "`<task>`")

@@ -88,6 +88,11 @@ class TrackedRun:
         with errors_of(self._uri):
             self._client.log_artifacts(self.id, str(folder), path)
 
+    def log_artifact(self, file: Path, path: str | None = None) -> None:
+        """`file` below `path` of the run's artifacts."""
+        with errors_of(self._uri):
+            self._client.log_artifact(self.id, str(file), path)
+
     def set_tags(self, tags: Mapping[str, str]) -> None:
         with errors_of(self._uri):
             for name, value in tags.items():
