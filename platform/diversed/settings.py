@@ -129,6 +129,9 @@ class PairSettings(Group):
     draft: Source | None = Field(None, description="draft model: hub id, local folder or .gguf file")
     dtype: DType = Field(DType.FLOAT32, description="weights and activations; probabilities are always float32")
     device: str = Field("auto", description="auto (CUDA if there is one), cpu, cuda or cuda:N")
+    compiled: bool = Field(
+        False, description="run both models through torch.compile (CUDA graphs on CUDA): slow to start, then faster"
+    )
     threads: int = Field(1, ge=1, description="CPU threads of a process that runs models")
     placement: Placement = Field(
         Placement.IN_PROCESS, description="both models in this process, or each in a Ray actor"

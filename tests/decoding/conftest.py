@@ -51,6 +51,7 @@ def tiny_pair() -> Callable[..., Any]:
             draft_context=CONTEXT,
             tokenizer=None,
             draft_words_K=None,
+            compiled=False,
         )
 
     return make

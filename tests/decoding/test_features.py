@@ -415,3 +415,22 @@ def test_what_fits_one_by_one_is_decoded_one_by_one(tiny_pair: Any, prompts: Any
     slots.forward = running
     assert tokens(engine.generate(requests)) == expected
     assert max(most) == 2
+
+
+# -- compiled -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["autoregressive", "strict", "diversed"])
+def test_compiled_models_give_the_same_tokens(tiny_pair: Any, prompts: Any, method: str) -> None:
+    """Greedy, mixed lengths, several batch sizes: compiled kernels round differently, by 1e-6 of a logit here."""
+    plain, compiled = tiny_pair(), tiny_pair()
+    compiled.compiled = True
+    requests = [Request(tuple(prompt), 24, seed, temperature=0.0) for seed, prompt in enumerate(prompts)]
+    for batch in (1, 3):
+        expected = engine_of(plain, method, batch_size=batch).generate(requests)
+        answers = engine_of(compiled, method, batch_size=batch).generate(requests)
+        assert tokens(answers) == tokens(expected)
+        for answer, wanted in zip(answers, expected, strict=True):
+            torch.testing.assert_close(answer.p_T, wanted.p_T, atol=1e-4, rtol=1e-3)
+            torch.testing.assert_close(answer.w_T, wanted.w_T, atol=1e-4, rtol=1e-3)

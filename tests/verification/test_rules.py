@@ -24,6 +24,7 @@ from diversed.verification import (
     total_variation,
     verify,
 )
+from diversed.verification.rules import STRICT
 
 P = torch.tensor([0.50, 0.30, 0.15, 0.05])
 Q = torch.tensor([0.20, 0.50, 0.10, 0.20])
@@ -123,9 +124,7 @@ def test_verify_emits_the_exact_law_and_accepts_at_the_exact_rate(w: float, cap:
     p_BMV = P.expand(B, 2, 4)
     x_BN = draw(Q.expand(B, 4), u[:, 0])[:, None]
     rule = Rule(Method.STATIC, w, cap)
-    verdict = verify(
-        p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), w, u[:, 1:2], u[:, 2:4], rule=rule
-    )
+    verdict = verify(p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), rule, u[:, 1:2], u[:, 2:4])
     assert_law(verdict.tokens_BM[:, 0], output_law(P, Q, w, cap))
     accepted = verdict.accepted_B == 1
     rate = (Q * accept_probability(P, Q, w, cap)).sum().item()
@@ -159,7 +158,7 @@ def test_a_round_walks_to_the_first_rejection() -> None:
     x_BN = torch.zeros(3, 3, dtype=torch.long)
     drafted_B = torch.tensor([3, 3, 1])
     u_BN, u_BM = torch.full((3, 3), 0.9), torch.full((3, 4), 0.6)
-    verdict = verify(p_BMV, q_BNV, x_BN, drafted_B, 1.0, u_BN, u_BM)
+    verdict = verify(p_BMV, q_BNV, x_BN, drafted_B, STRICT, u_BN, u_BM)
     assert verdict.accepted_B.tolist() == [3, 1, 1]
     assert verdict.drafted_B.tolist() == [3, 3, 1]
     assert verdict.tokens_BM[1, 1] == 2
@@ -178,7 +177,7 @@ def test_no_draft_is_one_autoregressive_step() -> None:
         P[None, None][:, :0],
         empty.long(),
         torch.zeros(1, dtype=torch.long),
-        1.0,
+        STRICT,
         empty,
         torch.tensor([[0.6]]),
     )
@@ -193,7 +192,8 @@ def test_greedy_rows_follow_the_argmax_of_the_mixture() -> None:
     x_BN = torch.tensor([[1], [1], [1]])
     w_BN, coins_BN, u_BM = torch.tensor([[0.9], [0.1], [0.9]]), torch.full((3, 1), 0.5), torch.zeros(3, 2)
     greedy_B = torch.tensor([True, True, False])
-    verdict = verify(p_BMV, q_BNV, x_BN, torch.ones(3, dtype=torch.long), w_BN, coins_BN, u_BM, greedy_B)
+    learned = Rule(Method.DIVERSED, None)
+    verdict = verify(p_BMV, q_BNV, x_BN, torch.ones(3, dtype=torch.long), learned, coins_BN, u_BM, greedy_B, w_BN)
     assert verdict.accepted_B.tolist() == [0, 1, 1]
     assert verdict.tokens_BM[0, 0] == 0
     assert verdict.tokens_BM[1].tolist() == [1, 0]  # accepted, then the bonus argmax p

@@ -116,7 +116,9 @@ class DraftActor(_ModelActor[LocalDrafter]):
 
     def open(self, role: int, hidden: bool) -> None:
         pair = self.pair
-        self.roles[role] = LocalDrafter(self.model, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K)
+        self.roles[role] = LocalDrafter(
+            self.model, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K, pair.compiled
+        )
 
     def propose(self, role: int, block: DraftInput, *_before: None) -> Proposal:
         return self.roles[role].propose(block).to(torch.device("cpu"))
@@ -129,7 +131,7 @@ class TargetActor(_ModelActor[LocalTarget]):
         self.model = self.pair.target
 
     def open(self, role: int, rule: Rule, collect: bool) -> None:
-        self.roles[role] = LocalTarget(self.model, self.pair.vocab_size, rule, None, collect)
+        self.roles[role] = LocalTarget(self.model, self.pair.vocab_size, rule, None, collect, self.pair.compiled)
 
     def set_head(self, role: int, pickled: bytes) -> None:
         head: Weigh = ray.cloudpickle.loads(pickled)

@@ -9,21 +9,25 @@ Shapes: B rows of a forward, N new tokens per row, L visible length, S slots, H 
 """
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import PreTrainedModel
 
-from diversed.models import context_length, with_words
+from diversed.models import compiled_forward, context_length, with_own_head
 
 __all__ = ["SlotCache", "SlotModel"]
 
 
 Array = NDArray[np.int64]
+
+BUCKET = 64  # compiled forwards see a multiple of this many positions: fewer shapes
+BAND = 40  # tokens of a block, at most: what is longer are prompts
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -114,76 +118,94 @@ class SlotModel:
     """A transformers causal LM over a slot cache. Starts and counts of rows are NumPy arrays: they belong to the loop,
     and no forward waits for the device to know them."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, words_K: Tensor | None = None) -> None:
-        """`words_K`: the LM head is cut to these tokens; all others have logits of -inf."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int,
+        words_K: Tensor | None = None,
+        hidden: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        """`words_K`: the LM head is cut to these tokens; all others have logits of -inf. `hidden`: forwards also return
+        the vectors that feed the LM head. `compiled`: forwards run through `torch.compile`."""
         self.words_K = None if words_K is None else words_K.to(model.device)
-        self.model = model if words_K is None else with_words(model, words_K)
+        self._hidden_BND: Tensor | None = None
+        if words_K is not None or hidden:
+            model = with_own_head(model, self.words_K, self._keep_hidden if hidden else None)
+        self.model: Callable[..., Any] = compiled_forward(model) if compiled else model
         self.vocab_size = vocab_size
         self.device, self.dtype = model.device, model.dtype
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
         self._context = context_length(type(model).__name__, model.config.get_text_config())
-        self._steps_L = torch.zeros(0)
+        self._bucket = BUCKET if compiled else 1
+        self._band_NC = torch.zeros(0, 0)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
 
-    @torch.inference_mode()
-    def forward(
-        self, rows: slice, tokens_BN: Tensor, starts_B: Array, hidden: bool = False, keep: int = 0
-    ) -> tuple[Tensor, Tensor | None]:
-        """Feed `tokens_BN` to `rows` at positions `starts_B` and following.
+    def _keep_hidden(self, _head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._hidden_BND = inputs[0]  # the features' definition, whatever a model does around its head
 
-        Returns logits [B, N, V] sliced to the shared vocabulary and, if asked for, the vectors that feed the LM head,
-        [B, N, D] float32. `keep` > 0 computes them for the last `keep` tokens only.
+    def forward(self, rows: slice, tokens_BN: Tensor, starts_B: Array, keep: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Feed `tokens_BN` to `rows` at positions `starts_B` and following; the caller is in inference mode.
+
+        Returns logits [B, N, V] sliced to the shared vocabulary and, if this model keeps them, the vectors that feed
+        the LM head, [B, N, D] float32. `keep` > 0 computes them for the last `keep` tokens only.
         """
         N = tokens_BN.shape[1]
-        positions_BN = torch.from_numpy(starts_B[:, None] + np.arange(N)).to(self.device)
-        visible = int(starts_B.max()) + N
+        positions_BN = torch.from_numpy(starts_B[:, None] + np.arange(N))
+        if self.device.type != "cpu":
+            positions_BN = positions_BN.to(self.device)
+        earliest, latest = int(starts_B.min()), int(starts_B.max())
+        visible = min(-(-(latest + N) // self._bucket) * self._bucket, self.cache.capacity)
         self.cache.point(rows, positions_BN, visible)
         # Padding may stand past the last position that the model knows; nothing that counts ever does.
-        captured: list[Tensor] = []
-        handle = None
-        if hidden:  # the LM head's input is the features' definition, whatever a model does around it
-            head = self.model.get_output_embeddings()
-            handle = head.register_forward_pre_hook(lambda _, inputs: captured.append(inputs[0]))
-        try:
-            output = self.model(
-                input_ids=tokens_BN,
-                attention_mask=self._mask(positions_BN, visible),
-                position_ids=positions_BN if visible <= self._context else positions_BN.clamp_max(self._context - 1),
-                use_cache=True,
-                logits_to_keep=keep,
-                **{self._cache_argument: self.cache},
-            )
-        finally:
-            if handle is not None:
-                handle.remove()
-        logits_BNV = output.logits
+        known_BN = positions_BN if visible <= self._context else positions_BN.clamp_max(self._context - 1)
+        output = self.model(
+            input_ids=tokens_BN,
+            attention_mask=self._mask(positions_BN, latest if earliest == latest else None),
+            position_ids=known_BN,
+            use_cache=True,
+            logits_to_keep=keep,
+            **{self._cache_argument: self.cache},
+        )
+        logits_BNV, hidden_BND = output.logits, self._hidden_BND
+        self._hidden_BND = None
         if self.words_K is not None:
             all_BNV = logits_BNV.new_full((*logits_BNV.shape[:2], self.vocab_size), -torch.inf)
             logits_BNV = all_BNV.index_copy_(-1, self.words_K, logits_BNV)
         if logits_BNV.shape[-1] != self.vocab_size:
             logits_BNV = logits_BNV[..., : self.vocab_size]
-        return logits_BNV, captured[0].float() if captured else None
+        return logits_BNV, None if hidden_BND is None else hidden_BND.float()
 
-    def _mask(self, positions_BN: Tensor, visible: int) -> Tensor:
+    def _mask(self, positions_BN: Tensor, common: int | None) -> Tensor:
         """0 up to each token's position and -inf after it, [B, 1, N, visible]. Additive: attention would turn a boolean
-        mask into this anew in every layer. Each row is a window of one vector of zeros, then -inf."""
-        capacity = max(self.cache.capacity, visible)
-        if len(self._steps_L) < 2 * capacity:
-            self._steps_L = torch.zeros(2 * capacity, dtype=self.dtype, device=self.device)
-            self._steps_L[capacity:] = -torch.inf
-        last = len(self._steps_L) // 2 - 1  # window whose first entry alone is 0
-        return self._steps_L.unfold(0, visible, 1)[last - positions_BN][:, None]
+        mask into this anew in every layer.
+
+        One band matrix holds them all: its row n has C + n zeros, then -inf. Rows that all begin at position
+        `common` see a view of it; otherwise each token takes a window of its first row.
+        """
+        (B, N), visible = positions_BN.shape, self.cache.visible
+        if self._band_NC.shape[1] < 2 * self.cache.capacity:
+            zeros = self.cache.capacity
+            columns_C = torch.arange(2 * zeros, device=self.device)
+            is_later_NC = columns_C >= zeros + torch.arange(BAND, device=self.device)[:, None]
+            self._band_NC = torch.zeros(BAND, 2 * zeros, dtype=self.dtype, device=self.device)
+            self._band_NC.masked_fill_(is_later_NC, -torch.inf)
+        zeros = self._band_NC.shape[1] // 2
+        if common is not None and N <= BAND:
+            first = zeros - 1 - common
+            return self._band_NC[None, None, :N, first : first + visible].expand(B, 1, N, visible)
+        return self._band_NC[0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
 
     def forward_from(
-        self, rows: slice, tokens_BN: Tensor, starts_B: Array, first_B: Array, width: int, hidden: bool
+        self, rows: slice, tokens_BN: Tensor, starts_B: Array, first_B: Array, width: int
     ) -> tuple[Tensor, Tensor | None]:
         """`forward`, but only columns `first_B` to `first_B + width` of each row: [B, width, V] and [B, width, D]."""
         N = tokens_BN.shape[1]
         if width == N:
-            return self.forward(rows, tokens_BN, starts_B, hidden)
+            return self.forward(rows, tokens_BN, starts_B)
         earliest = int(first_B.min())  # the LM head, which may dominate, skips what no row needs
-        logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, hidden, keep=N - earliest)
+        logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, keep=N - earliest)
         if N - earliest == width:
             return logits_BNV, hidden_BND
         index_BW1 = torch.from_numpy(first_B[:, None] - earliest + np.arange(width)).to(self.device)[..., None]

@@ -61,7 +61,16 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
     lengths = sorted({1, *(length + 1 for length in draft_lengths)})
     words = None if pair.draft_words_K is None else len(pair.draft_words_K)
     key = json.dumps(
-        [pair.identity, words, str(pair.dtype), device, torch.get_num_threads(), lengths, torch.__version__],
+        [
+            pair.identity,
+            words,
+            pair.compiled,
+            str(pair.dtype),
+            device,
+            torch.get_num_threads(),
+            lengths,
+            torch.__version__,
+        ],
         sort_keys=True,
     )
     path = folder / f"costs-{hashlib.blake2b(key.encode(), digest_size=6).hexdigest()}.json"
@@ -75,8 +84,8 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
 
 
 def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
-    drafter = LocalDrafter(pair.draft, pair.vocab_size, (), False, pair.draft_words_K)
-    target = LocalTarget(pair.target, pair.vocab_size, Rule(Method.STRICT, 1.0), None, collect=False)
+    drafter = LocalDrafter(pair.draft, pair.vocab_size, (), False, pair.draft_words_K, pair.compiled)
+    target = LocalTarget(pair.target, pair.vocab_size, Rule(Method.STRICT, 1.0), None, False, pair.compiled)
     prompt_BK = np.random.default_rng(0).integers(0, pair.vocab_size, (1, CONTEXT))
     for role in (drafter, target):
         role.reserve(1, CONTEXT + max(lengths) + 1)

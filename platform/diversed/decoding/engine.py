@@ -413,6 +413,8 @@ class Engine:
     def _unread(self, first_B: Array, count_B: Array) -> Array:
         """`count_B` tokens of each row from position `first_B` on, right padded, [B, K]."""
         K = int(count_B.max())
+        if K == 1:
+            return self._tokens_SC[self._row_S1[: len(first_B)], first_B[:, None]]
         position_BK = first_B[:, None] + np.minimum(np.arange(K), count_B[:, None] - 1)
         tokens_BK: Array = self._tokens_SC[self._row_S1[: len(first_B)], position_BK]
         return tokens_BK
@@ -591,6 +593,6 @@ def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, 
             drafter = PromptLookup(pair.vocab_size, pair.eos_ids, decode.ngram)
         else:
             hidden = collect or weigh is not None
-            drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K)
-    target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect)
+            drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K, pair.compiled)
+    target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect, pair.compiled)
     return Engine(drafter, target, decode, pair)

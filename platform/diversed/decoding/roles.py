@@ -52,10 +52,10 @@ class History:
     prompt_B: Tensor  # tokens of the prompt
     total_B: Tensor  # of prompt and output
 
-    def penalised(self, logits_BNV: Tensor, drafted_BX: Tensor) -> Tensor:
+    def penalised(self, logits_BNV: Tensor, drafted_X: Sequence[Tensor]) -> Tensor:
         """Position n of N sees the text and, of the drafted tokens, all but the last N - 1 - n."""
         B, N, V = logits_BNV.shape
-        X = drafted_BX.shape[1]
+        X = len(drafted_X)
         column_L = torch.arange(self.tokens_BL.shape[1], device=logits_BNV.device)
         in_prompt_BL = column_L < self.prompt_B[:, None]
         in_output_BL = ~in_prompt_BL & (column_L < self.total_B[:, None])
@@ -63,7 +63,7 @@ class History:
         prompt_BV = zeros_BV.scatter_add(1, self.tokens_BL, in_prompt_BL.float())
         output_BNV = zeros_BV.scatter_add(1, self.tokens_BL, in_output_BL.float())[:, None].expand(-1, N, -1)
         if X:
-            drafted_BXV = one_hot(drafted_BX, V).float().cumsum(1)
+            drafted_BXV = one_hot(torch.stack(list(drafted_X), 1), V).float().cumsum(1)
             output_BNV = output_BNV + pad(drafted_BXV, (0, 0, 1, 0))[:, X + 1 - N :]
         return penalised(
             logits_BNV, prompt_BV[:, None], output_BNV, self.repetition_B, self.presence_B, self.frequency_B
@@ -83,13 +83,13 @@ class Sampling:
     bias_BK: Tensor | None = None
     history: History | None = None
 
-    def law(self, logits_BNV: Tensor, drafted_BX: Tensor) -> Tensor:
-        """The law at N positions, of which the last stands behind all of `drafted_BX`; both models' by the same steps:
-        bias, penalties, temperature, top-k, top-p, min-p."""
+    def law(self, logits_BNV: Tensor, drafted_X: Sequence[Tensor]) -> Tensor:
+        """The law at N positions, of which the last stands behind all tokens [B] of `drafted_X`; both models' by the
+        same steps: bias, penalties, temperature, top-k, top-p, min-p."""
         if self.bias_tokens_BK is not None and self.bias_BK is not None:
             logits_BNV = biased(logits_BNV, self.bias_tokens_BK, self.bias_BK)
         if self.history is not None:
-            logits_BNV = self.history.penalised(logits_BNV, drafted_BX)
+            logits_BNV = self.history.penalised(logits_BNV, drafted_X)
         return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B)
 
     def to(self, device: torch.device) -> "Sampling":
@@ -150,12 +150,13 @@ class Target(Protocol):
 
 
 class _LocalRole:
-    def __init__(self, model: PreTrainedModel, vocab_size: int, words_K: Tensor | None = None) -> None:
-        self.slots = SlotModel(model, vocab_size, words_K)
+    def __init__(self, slots: SlotModel) -> None:
+        self.slots = slots
 
     def reserve(self, slots: int, capacity: int) -> None:
         self.slots.cache.reserve(slots, capacity)
 
+    @torch.inference_mode()
     def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None:
         """Read a piece of prompts (right padded) into `rows` from position `start`."""
         self.slots.forward(rows, self._on_device(tokens_BK), np.full(len(tokens_BK), start), keep=1)
@@ -180,43 +181,47 @@ class LocalDrafter(_LocalRole):
         eos_ids: tuple[int, ...],
         hidden: bool,
         words_K: Tensor | None = None,
+        compiled: bool = False,
     ) -> None:
         """`words_K`: the only tokens that are drafted, None for all."""
-        super().__init__(model, vocab_size, words_K)
+        super().__init__(SlotModel(model, vocab_size, words_K, hidden, compiled))
         self.ends_V = _table(eos_ids, vocab_size, self.slots.device)
-        self.hidden = hidden
+        # Nothing follows an EOS; but asking a GPU would cost more than the forwards that may be saved.
+        self._stops_early = bool(eos_ids) and self.slots.device.type == "cpu"
 
     @torch.inference_mode()
     def propose(self, block: DraftInput) -> Proposal:
         device = self.slots.device
-        on_cpu = device.type == "cpu"
         rows = slice(0, len(block.limit_B))
-        sampling, u_BN = block.sampling.to(device), block.u_BN.to(device)
-        N = int(block.limit_B.max())
-        x_BN = torch.zeros(len(block.limit_B), N, dtype=torch.long, device=device)
+        sampling, u_N = block.sampling.to(device), block.u_BN.to(device).unbind(1)
         feed_BK, starts_B = self._on_device(block.tokens_BK), block.starts_B
+        tokens: list[Tensor] = []
         laws, hiddens = [], []
-        for i in range(N):
+        ended_B = np.zeros(len(block.limit_B), dtype=bool)
+        for i in range(int(block.limit_B.max())):
             if i == 0:  # a row's newest token matters; what follows it is padding
-                logits_B1V, hidden_B1D = self.slots.forward_from(
-                    rows, feed_BK, starts_B, block.counts_B - 1, 1, self.hidden
-                )
+                logits_B1V, hidden_B1D = self.slots.forward_from(rows, feed_BK, starts_B, block.counts_B - 1, 1)
                 starts_B = starts_B + block.counts_B
             else:
-                logits_B1V, hidden_B1D = self.slots.forward(rows, x_BN[:, i - 1 : i], starts_B, self.hidden)
+                logits_B1V, hidden_B1D = self.slots.forward(rows, tokens[-1][:, None], starts_B)
                 starts_B = starts_B + 1
-            q_B1V = sampling.law(logits_B1V, x_BN[:, :i])
-            x_B = draw(q_B1V[:, 0], u_BN[:, i])
+            q_B1V = sampling.law(logits_B1V, tokens)
+            q_BV = q_B1V[:, 0]
+            x_B = draw(q_BV, u_N[i])
             if sampling.greedy_B is not None:
-                x_B = torch.where(sampling.greedy_B, q_B1V[:, 0].argmax(-1), x_B)
-            x_BN[:, i] = x_B
+                x_B = torch.where(sampling.greedy_B, q_BV.argmax(-1), x_B)
+            tokens.append(x_B)
             laws.append(q_B1V)
             if hidden_B1D is not None:
                 hiddens.append(hidden_B1D)
-            if on_cpu and bool(self.ends_V[x_BN[:, : i + 1]].any(1).all()):
-                break  # nothing follows an EOS; asking a GPU would cost more than the forwards it may save
-        x_BN = x_BN[:, : len(laws)]
-        drafted_B = _until_end(self.ends_V[x_BN], self._on_device(block.limit_B))
+            if self._stops_early:
+                ended_B |= self.ends_V[x_B].numpy()
+                if ended_B.all():
+                    break
+        x_BN = torch.stack(tokens, 1)
+        drafted_B = self._on_device(block.limit_B)
+        if ended_B.any() or not self._stops_early:
+            drafted_B = _until_end(self.ends_V[x_BN], drafted_B)
         return Proposal(x_BN, drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None)
 
 
@@ -267,8 +272,17 @@ class LocalTarget(_LocalRole):
     """The target model and the rule in this process. `weigh` gives w where the rule's weight is learned; `collect`
     returns the features of each position."""
 
-    def __init__(self, model: PreTrainedModel, vocab_size: int, rule: Rule, weigh: Weigh | None, collect: bool) -> None:
-        super().__init__(model, vocab_size)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        vocab_size: int,
+        rule: Rule,
+        weigh: Weigh | None,
+        collect: bool,
+        compiled: bool = False,
+    ) -> None:
+        wants_hidden = collect or rule.weight is None
+        super().__init__(SlotModel(model, vocab_size, None, wants_hidden, compiled))
         self.rule, self.weigh, self.collect = rule, weigh, collect
 
     @torch.inference_mode()
@@ -283,17 +297,19 @@ class LocalTarget(_LocalRole):
         else:  # each row's drafted tokens stand right behind what it has to read
             proposal = proposal.to(device)
             x_BN, N = proposal.tokens_BN, proposal.tokens_BN.shape[1]
-            behind_BN = self._on_device(block.counts_B[:, None] + np.arange(N))
-            feed_BX = pad(feed_BX, (0, N)).scatter_(1, behind_BN, x_BN)
-        wants_hidden = self.collect or (self.weigh is not None and proposal is not None)
+            if feed_BX.shape[1] == 1:
+                feed_BX = torch.cat([feed_BX, x_BN], 1)
+            else:
+                behind_BN = self._on_device(block.counts_B[:, None] + np.arange(N))
+                feed_BX = pad(feed_BX, (0, N)).scatter_(1, behind_BN, x_BN)
         logits_BMV, hidden_BMD = self.slots.forward_from(
-            slice(0, B), feed_BX, block.starts_B, block.counts_B - 1, N + 1, wants_hidden
+            slice(0, B), feed_BX, block.starts_B, block.counts_B - 1, N + 1
         )
-        p_BMV = sampling.law(logits_BMV, x_BN)
+        p_BMV = sampling.law(logits_BMV, x_BN.unbind(1))
         features_BMD = None
         if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
             features_BMD = torch.cat([pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)
-        w_BN: Tensor | float = 1.0 if self.rule.weight is None else self.rule.weight
+        w_BN: Tensor | None = None
         if self.rule.weight is None and features_BMD is not None and self.weigh is not None:
             w_BN = self.weigh(features_BMD[:, :N])
         verdict = verify(
@@ -301,11 +317,11 @@ class LocalTarget(_LocalRole):
             p_BMV[:, :0] if proposal is None else proposal.q_BNV,
             x_BN,
             torch.zeros(B, dtype=torch.long, device=device) if proposal is None else proposal.drafted_B,
-            w_BN,
+            self.rule,
             block.coins_BN[:, :N].to(device),
             block.u_BM[:, : N + 1].to(device),
             sampling.greedy_B,
-            self.rule,
+            w_BN,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
 

@@ -3,6 +3,16 @@
 from diversed.models.layers import context_length
 from diversed.models.pair import BUILT_IN, Pair, load_pair, set_threads
 from diversed.models.text import Detokenizer, StopFinder
-from diversed.models.words import with_words
+from diversed.models.views import compiled_forward, with_own_head
 
-__all__ = ["BUILT_IN", "Detokenizer", "Pair", "StopFinder", "context_length", "load_pair", "set_threads", "with_words"]
+__all__ = [
+    "BUILT_IN",
+    "Detokenizer",
+    "Pair",
+    "StopFinder",
+    "compiled_forward",
+    "context_length",
+    "load_pair",
+    "set_threads",
+    "with_own_head",
+]

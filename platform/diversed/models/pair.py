@@ -78,6 +78,7 @@ class Pair:
 
     def __init__(self, settings: PairSettings, device: torch.device, target: "_Model", draft: "_Model") -> None:
         self._settings = settings
+        self.compiled = settings.compiled
         self.name = settings.name
         self.device = device
         self.dtype: torch.dtype = getattr(torch, settings.dtype.value)

@@ -2,24 +2,21 @@
 
 The tokens left out get q = 0, so every rule stays exact; they are still emitted, as replacements and bonus tokens.
 
-Shapes: K kept words, D hidden size.
+Shapes: K kept words.
 """
 
-import copy
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
-from transformers.modeling_utils import PreTrainedModel
 
 from diversed.errors import DataError
 
-__all__ = ["frequent_words", "with_words"]
+__all__ = ["frequent_words"]
 
 BATCH = 256  # texts tokenized at once
 
@@ -40,20 +37,6 @@ def frequent_words(
     kept = [token for token in dict.fromkeys(always) if token < vocab_size]
     others = sorted(set(range(vocab_size)) - set(kept), key=lambda token: (-counts[token], token))
     return torch.tensor(sorted([*kept, *others[: max(size - len(kept), 0)]]))
-
-
-def with_words(model: PreTrainedModel, words_K: Tensor) -> PreTrainedModel:
-    """`model` with an LM head of only these rows; its logits are [B, N, K]. Everything else is shared with it."""
-    full: Any = model.get_output_embeddings()
-    words_K = words_K.to(full.weight.device)
-    head = nn.Linear(full.in_features, len(words_K), bias=full.bias is not None, device="meta")
-    head.weight = nn.Parameter(full.weight.detach()[words_K], requires_grad=False)
-    if full.bias is not None:
-        head.bias = nn.Parameter(full.bias.detach()[words_K], requires_grad=False)
-    smaller = copy.copy(model)
-    smaller._modules = dict(model._modules)
-    smaller.set_output_embeddings(head)
-    return smaller
 
 
 def _texts(path: Path) -> Iterator[str]:

@@ -57,18 +57,19 @@ class Rule:
         relaxed = decode.method in (Method.STATIC, Method.DIVERSED)
         return cls(decode.method, weights[decode.method], decode.cap if relaxed else math.inf)
 
-    def accept(self, p_BNV: Tensor, q_BNV: Tensor, x_BN: Tensor, w_BN: Tensor) -> Tensor:
-        """P(accept) of the drafted tokens, [B, N]."""
-        p_x_BN, q_x_BN = (law_BNV.gather(-1, x_BN[..., None]).squeeze(-1) for law_BNV in (p_BNV, q_BNV))
+    def accept(self, p_BNV: Tensor, q_BNV: Tensor, x_BN: Tensor, w_BN: Tensor | float) -> Tensor:
+        """P(accept) of the drafted tokens, [B, N]; `w` is `weight`, or what was learned."""
+        x_BN1 = x_BN[..., None]
+        p_x_BN, q_x_BN = p_BNV.gather(-1, x_BN1).squeeze(-1), q_BNV.gather(-1, x_BN1).squeeze(-1)
         return accept_probability(p_x_BN, q_x_BN, w_BN, self.cap)
 
     def replacement(self, p_BV: Tensor, q_BV: Tensor) -> Tensor:
         """The law of the token in a rejected one's place, [B, V]; where q = 0 (nothing was drafted) it must be p."""
         return residual(p_BV, q_BV)
 
-    def greedy_law(self, p_BNV: Tensor, q_BNV: Tensor, w_BN: Tensor) -> Tensor:
+    def greedy_law(self, p_BNV: Tensor, q_BNV: Tensor, w_BN: Tensor | float) -> Tensor:
         """What a greedy row takes the argmax of: `min(v, c*p)`, not normalised, [B, N, V]."""
-        w_BN1 = w_BN[..., None]
+        w_BN1 = w_BN if isinstance(w_BN, float) else w_BN[..., None]
         v_BNV = w_BN1 * p_BNV + (1 - w_BN1) * q_BNV
         return v_BNV if self.cap == math.inf else torch.minimum(v_BNV, self.cap * p_BNV)
 
@@ -103,7 +104,7 @@ def accept_probability(p: Tensor, q: Tensor, w: Tensor | float, cap: float = mat
 
     `q` = 0 (a token that cannot be drafted) gives 1, by continuity of the first branch.
     """
-    bounded = w * p + (1 - w) * q
+    bounded = p if isinstance(w, float) and w == 1 else w * p + (1 - w) * q
     if cap != math.inf:
         bounded = torch.minimum(bounded, cap * p)
     return torch.where(q <= p, 1.0, bounded / q.clamp_min(torch.finfo(q.dtype).tiny)).clamp(0, 1)
@@ -120,54 +121,53 @@ def verify(
     q_BNV: Tensor,
     x_BN: Tensor,
     drafted_B: Tensor,
-    w_BN: Tensor | float,
+    rule: Rule,
     coins_BN: Tensor,
     u_BM: Tensor,
     greedy_B: Tensor | None = None,
-    rule: Rule = STRICT,
+    w_BN: Tensor | None = None,
 ) -> Verdict:
     """One round for B rows (method.md 2): accept a prefix of `x`, then emit one replacement or bonus token.
 
     `drafted_B` <= N tokens of a row are up for verification. `coins_BN` decide acceptance, `u_BM` draws the last
     token; all uniform in [0, 1). Rows of `greedy_B` follow `mixture-argmax`: accept iff `x == argmax v`, replace by
-    `argmax v`, bonus `argmax p`. N = 0 is one autoregressive step.
+    `argmax v`, bonus `argmax p`. `w_BN` is for a rule whose weight is learned. N = 0 is one autoregressive step.
     """
-    V, N = p_BMV.shape[-1], p_BMV.shape[1] - 1
+    N = p_BMV.shape[1] - 1
     if N == 0:
         return _autoregressive_step(p_BMV, u_BM, greedy_B)
-    column_N = torch.arange(N, device=p_BMV.device)
-    valid_BN = column_N < drafted_B[:, None]
-    w_BN = torch.where(valid_BN, w_BN, 1.0)
+    valid_BN = torch.arange(N, device=p_BMV.device) < drafted_B[:, None]
+    weight: Tensor | float = 1.0 if rule.weight is None else rule.weight
+    if w_BN is not None:
+        weight = w_BN
 
     p_BNV = p_BMV[:, :N]
-    accept_BN = coins_BN < rule.accept(p_BNV, q_BNV, x_BN, w_BN)
+    accept_BN = coins_BN < rule.accept(p_BNV, q_BNV, x_BN, weight)
     if greedy_B is not None:
-        best_BM = torch.cat([rule.greedy_law(p_BNV, q_BNV, w_BN), p_BMV[:, N:]], 1).argmax(-1)
+        best_BM = torch.cat([rule.greedy_law(p_BNV, q_BNV, weight), p_BMV[:, N:]], 1).argmax(-1)
         # Past the drafted tokens the law is p, as after the last of them.
         best_BM = torch.where(pad(valid_BN, (0, 1)), best_BM, p_BMV.argmax(-1))
         accept_BN = torch.where(greedy_B[:, None], x_BN == best_BM[:, :N], accept_BN)
-    accepted_B = (accept_BN & valid_BN).long().cumprod(-1).sum(-1)
+    accepted_B = (accept_BN & valid_BN).cumprod(-1).sum(-1)
 
-    last_B1 = accepted_B[:, None]
-    p_last_BV = p_BMV.gather(1, last_B1[..., None].expand(-1, 1, V)).squeeze(1)
-    q_last_BV = q_BNV.gather(1, last_B1.clamp_max(N - 1)[..., None].expand(-1, 1, V)).squeeze(1)
+    row_B = torch.arange(len(accepted_B), device=p_BMV.device)
     # q = 0 after the last drafted token: the residual of p and q is p, which is the bonus token's law.
-    q_last_BV = q_last_BV * (last_B1 < drafted_B[:, None])
-    last_token_B = draw(rule.replacement(p_last_BV, q_last_BV), u_BM.gather(1, last_B1).squeeze(1))
+    q_last_BV = q_BNV[row_B, accepted_B.clamp_max(N - 1)] * (accepted_B < drafted_B)[:, None]
+    last_token_B = draw(rule.replacement(p_BMV[row_B, accepted_B], q_last_BV), u_BM[row_B, accepted_B])
+    last_B1 = accepted_B[:, None]
     if greedy_B is not None:
         last_token_B = torch.where(greedy_B, best_BM.gather(1, last_B1).squeeze(1), last_token_B)
-    tokens_BM = pad(x_BN, (0, 1)).scatter(1, last_B1, last_token_B[:, None])
+    tokens_BM = pad(x_BN, (0, 1)).scatter_(1, last_B1, last_token_B[:, None])
 
     index_BM1 = tokens_BM[..., None]
-    q_of_token_BN = q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1)
     return Verdict(
         tokens_BM=tokens_BM,
         accepted_B=accepted_B,
         drafted_B=drafted_B,
         p_BM=p_BMV.gather(-1, index_BM1).squeeze(-1),
-        q_BM=pad(q_of_token_BN * valid_BN, (0, 1)),
+        q_BM=pad(q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1) * valid_BN, (0, 1)),
         tv_BM=pad(total_variation(p_BNV, q_BNV) * valid_BN, (0, 1)),
-        w_BM=pad(w_BN, (0, 1), value=1.0),
+        w_BM=pad(torch.where(valid_BN, weight, 1.0), (0, 1), value=1.0),
     )
 
 
