@@ -14,8 +14,8 @@ from transformers.modeling_utils import PreTrainedModel
 
 __all__ = ["compiled_forward", "with_own_head"]
 
-# Kinds of calls: one row or several, one token or several, whole or last logits, and buckets of lengths on CUDA.
-SHAPES = 64
+# Graphs of one forward function: of target and draft, for one row and several, on CUDA for each bucket of lengths.
+GRAPHS = 64
 
 
 def with_own_head(
@@ -43,9 +43,18 @@ def with_own_head(
 
 
 def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:
-    """`model.forward` through `torch.compile`: one graph for all lengths on a CPU; on CUDA one per shape, replayed as a
-    CUDA graph. The first call of each kind takes seconds to minutes."""
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, SHAPES)
-    if model.device.type == "cuda":
-        return torch.compile(model.forward, dynamic=False, mode="reduce-overhead")
-    return torch.compile(model.forward, dynamic=True)
+    """`model` for calls by keyword, through `torch.compile` in the rounds: one graph for all lengths on a CPU; on CUDA
+    one per shape, replayed as a CUDA graph. Compiling takes seconds to minutes, at the first calls of each kind.
+
+    Prompts are read as they are: each would be another graph. So is the first call, which lays out the cache.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
+    on_cuda = model.device.type == "cuda"
+    compiled = torch.compile(model.forward, dynamic=not on_cuda, mode="reduce-overhead" if on_cuda else None)
+
+    def forward(**inputs: Any) -> Any:
+        cache = inputs.get("cache", inputs.get("past_key_values"))
+        is_round = inputs["logits_to_keep"] == 0 and cache.layers[0].is_initialized
+        return compiled(**inputs) if is_round else model(**inputs)
+
+    return forward
