@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from diversed.decoding import Engine, Generation, Request
 from diversed.errors import ClusterError, DiversedError, PairError
 from diversed.models import Pair
 from diversed.seeding import derive_seed
-from diversed.settings import DecodeSettings, PairSettings
+from diversed.settings import DecodeSettings, DrafterKind, PairSettings
 from diversed.verifier import Head
 
 pytestmark = [pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(300)]
@@ -62,6 +64,31 @@ def test_same_seed_same_tokens_in_process_and_in_actors(
             assert discrete(mine) == discrete(theirs)
             torch.testing.assert_close(mine.w_T, theirs.w_T)
             torch.testing.assert_close(mine.features_TD, theirs.features_TD)
+    finally:
+        there.close()
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.4},
+    {"logit_bias": ((7, 3.0), (9, float("-inf")))},
+    {"temperature": 0.0, "frequency_penalty": 0.5},
+    {"min_p": 0.05, "top_k": 20},
+    {"stop": (" and",)},
+]
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("drafter", list(DrafterKind))
+def test_options_of_requests_alike(pair: Pair, prompts: list[list[int]], drafter: DrafterKind) -> None:
+    """Cases 4, 7, 13 and 19 in actors; prompt lookup needs the target's actor alone."""
+    decode = STRICT.model_copy(update={"drafter": drafter})
+    plain = requests_of(prompts, decode)
+    requests = [replace(request, **OPTIONS[i % len(OPTIONS)]) for i, request in enumerate(plain)]
+    here, there = (engine_for(settings, pair, decode) for settings in (IN_PROCESS, ACTORS))
+    try:
+        expected = outcome(here, requests)
+        assert outcome(there, requests) == expected
+        assert outcome(there, requests) == expected
     finally:
         there.close()
 
@@ -118,7 +145,7 @@ def test_an_error_in_an_actor_arrives_as_itself(pair: Pair) -> None:
     try:
         for role in (engine.drafter, engine.target):
             role.reserve(4, 16)
-            role.prefill(slice(0, 1), torch.tensor([[10**6]]))
+            role.prefill(slice(0, 1), np.array([[10**6]]), 0)
             with pytest.raises(IndexError):
                 engine.generate([Request((1, 2, 3), 4, 0)])
             assert len(engine.generate([Request((1, 2, 3), 4, 0)])[0].tokens) == 4

@@ -14,10 +14,11 @@ from scipy.stats import chi2
 from diversed.decoding import Request, build_engine
 from diversed.errors import ConfigError, RequestError
 from diversed.models import load_pair
-from diversed.settings import DecodeSettings, Method, PairSettings
+from diversed.settings import DecodeSettings, DrafterKind, Method, PairSettings
 from diversed.verification import Kind
 
 Generate = Callable[..., Any]
+VOCAB = 16
 
 
 def tokens(generations: Any) -> list[list[int]]:
@@ -27,6 +28,18 @@ def tokens(generations: Any) -> list[list[int]]:
 def head(features: torch.Tensor) -> torch.Tensor:
     """A weight that varies from position to position."""
     return torch.sigmoid(features.sum(-1))
+
+
+def assert_law(drawn: torch.Tensor, expected: torch.Tensor) -> None:
+    """Chi-square; rare tokens are one class, the threshold is the .9999 quantile."""
+    counts = torch.bincount(drawn, minlength=len(expected)).double()
+    assert not bool(counts[expected == 0].any())
+    likely = expected * len(drawn) >= 5
+    observed = torch.cat([counts[likely], counts[~likely].sum()[None]])
+    wanted = torch.cat([expected[likely], expected[~likely].sum()[None]]) * len(drawn)
+    kept = wanted > 1
+    statistic = float(((observed - wanted)[kept] ** 2 / wanted[kept]).sum())
+    assert statistic < chi2.ppf(0.9999, int(kept.sum()) - 1)
 
 
 @pytest.mark.parametrize("batch", [1, 3, 8])
@@ -252,20 +265,48 @@ def test_the_engine_emits_the_exact_law(
     def mixture(ids: list[int]) -> torch.Tensor:
         return weight * law(pair.target, ids) + (1 - weight) * law(pair.draft, ids)
 
-    def check(drawn: torch.Tensor, expected: torch.Tensor) -> None:
-        counts = torch.bincount(drawn, minlength=len(expected)).double()
-        assert not bool(counts[expected == 0].any())
-        likely = expected * len(drawn) >= 5
-        observed = torch.cat([counts[likely], counts[~likely].sum()[None]])
-        wanted = torch.cat([expected[likely], expected[~likely].sum()[None]]) * len(drawn)
-        kept = wanted > 1
-        statistic = float(((observed - wanted)[kept] ** 2 / wanted[kept]).sum())
-        assert statistic < chi2.ppf(0.9999, int(kept.sum()) - 1)
-
-    check(first, mixture(prompt))
+    assert_law(first, mixture(prompt))
     common = int(first.mode().values)
     second = torch.tensor(tokens(generations))[first == common][:, 1]
-    check(second, law(pair.target, [*prompt, common]))  # the budget leaves it no draft: its law is the target's
+    assert_law(second, law(pair.target, [*prompt, common]))  # the budget leaves it no draft: its law is the target's
+
+
+PROCESSED = [{"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.7}, {"repetition_penalty": 1.3}, {"min_p": 0.1}]
+
+
+@pytest.mark.parametrize("sampling", PROCESSED, ids=str)
+def test_case_01_the_ratio_has_the_law_that_the_token_was_drawn_from(
+    tiny_pair: Any, generate: Generate, sampling: dict[str, Any]
+) -> None:
+    """Planted fault: a filter is applied to one side only. 20,000 first tokens against the processed p, computed here
+    from the target's logits."""
+    pair, prompt, n = tiny_pair(), [3, 7, 4, 7], 20_000
+    logits_V = pair.target(torch.tensor([prompt])).logits[0, -1].double() / sampling.get("temperature", 1.0)
+    if "repetition_penalty" in sampling:
+        seen = sorted(set(prompt))
+        logits_V[seen] = torch.where(logits_V[seen] > 0, logits_V[seen] / 1.3, logits_V[seen] * 1.3)
+    p_V = logits_V.softmax(-1)
+    order = p_V.argsort(descending=True)
+    kept = torch.ones(VOCAB, dtype=torch.bool)
+    if "top_k" in sampling:
+        kept[order[5:]] = False
+    if "top_p" in sampling:
+        kept[order[p_V[order].cumsum(0) - p_V[order] >= 0.8]] = False
+    if "min_p" in sampling:
+        kept = p_V >= 0.1 * p_V.max()
+    p_V = p_V * kept / p_V[kept].sum()
+    generations = generate(pair, [prompt] * n, "strict", batch=2500, new=2, **sampling)
+    assert 0.1 < sum(generation.accepted for generation in generations) / n < 0.99
+    assert_law(torch.tensor([generation.tokens[0] for generation in generations]), p_V)
+
+
+def test_case_02_prompt_lookup_emits_the_exact_law(tiny_pair: Any, generate: Generate) -> None:
+    """Planted fault: a soft q for a draft that does not draw."""
+    pair, prompt, n = tiny_pair(), [3, 7, 4, 3, 7, 4, 3], 4000
+    generations = generate(pair, [prompt] * n, "strict", batch=500, new=2, drafter=DrafterKind.PROMPT_LOOKUP)
+    assert all(generation.drafted == 1 for generation in generations)
+    p_V = pair.target(torch.tensor([prompt])).logits[0, -1].double().softmax(-1)
+    assert_law(torch.tensor([generation.tokens[0] for generation in generations]), p_V)
 
 
 def test_features_are_the_vectors_that_feed_the_lm_heads(tiny_pair: Any, prompts: Any, generate: Generate) -> None:

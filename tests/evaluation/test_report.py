@@ -159,7 +159,8 @@ def test_headlines(run_folder: Path) -> None:
     assert "predicts no gain" not in told
 
 
-def test_a_predicted_loss_is_said(run_folder: Path) -> None:
+def test_case_23_a_predicted_loss_is_said(run_folder: Path) -> None:
+    """Planted fault: no word about a prediction below 1."""
     record = json.loads((run_folder / "speed.json").read_text())
     record["costs"]["speedup_per_block"] = 0.19
     (run_folder / "speed.json").write_text(json.dumps(record))

@@ -88,7 +88,8 @@ def test_every_feasible_candidate_ranks_above_every_infeasible_one():
     assert slowest.value > 0 > measured(results(wrong=40, rounds=5)).value
 
 
-def test_loops_are_infeasible_though_fastest_and_as_good():
+def test_case_22_loops_are_infeasible_though_fastest_and_as_good():
+    """Planted fault: loops and empty outputs count as any other output."""
     looping = [result(i, quality=float(i >= 20), rounds=5, longest_repeat=30 if i % 10 == 0 else 0) for i in range(200)]
     found = measured(looping)
     assert not found.feasible

@@ -51,7 +51,8 @@ def test_golden_table(name: str, w: float, cap: float, accept: float, out: list[
     torch.testing.assert_close(output_law(P, Q, w, cap), torch.tensor(out), atol=6e-5, rtol=0)
 
 
-def test_golden_total_variation_and_residual() -> None:
+def test_case_03_the_replacement_law_is_normalised_by_its_mass() -> None:
+    """Planted fault: the residual by softmax, which gives tokens with p <= q a probability."""
     assert total_variation(P, Q).item() == pytest.approx(0.35, abs=1e-6)
     torch.testing.assert_close(residual(P, Q), torch.tensor([6 / 7, 0.0, 1 / 7, 0.0]))
 
@@ -197,6 +198,21 @@ def test_greedy_rows_follow_the_argmax_of_the_mixture() -> None:
     assert verdict.accepted_B.tolist() == [0, 1, 1]
     assert verdict.tokens_BM[0, 0] == 0
     assert verdict.tokens_BM[1].tolist() == [1, 0]  # accepted, then the bonus argmax p
+
+
+def test_case_02_a_greedy_draft_has_a_one_hot_law() -> None:
+    """Planted fault: the ratio has the draft's soft law though its token was its argmax: P(accept) .60 instead of .30.
+
+    At the engine: `test_case_02_prompt_lookup_emits_the_exact_law`."""
+    B = 20_000
+    u = torch.rand(B, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    greedy_V = torch.nn.functional.one_hot(Q.argmax(), 4).float()
+    x_BN = Q.argmax().expand(B, 1)
+    verdict = verify(
+        P.expand(B, 2, 4), greedy_V.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), STRICT, u[:, :1], u[:, 1:]
+    )
+    assert verdict.accepted_B.double().mean().item() == pytest.approx(0.30, abs=4 * math.sqrt(0.25 / B))
+    assert_law(verdict.tokens_BM[:, 0], P)
 
 
 def test_case_05_zero_residual() -> None:
