@@ -1,4 +1,4 @@
-"""Measure the engine, its batches, the learner and the start-up of a pair on this machine.
+"""Measure the engine, its batches, the learner, the start-up and the numerics of a pair on this machine.
 
     python -m jobs.benchmark                                             # all suites, on the embedded arithmetic pair
     python -m jobs.benchmark --benchmark.suites engine,batch --draft-length 5 --pair.threads 2 \
@@ -21,6 +21,7 @@ HELP = [sys.executable, "-m", "jobs.benchmark", "--help"]
 
 def benchmark(settings: Settings) -> None:
     from diversed.evaluation.benchmark import Report, write_report
+    from diversed.evaluation.numerics import measure_numerics
     from diversed.evaluation.processes import measure_memory
     from diversed.evaluation.suites import add_memory, check_benchmark, measure_batch, measure_engine, measure_startup
     from diversed.models import load_pair, set_threads
@@ -48,6 +49,7 @@ def benchmark(settings: Settings) -> None:
         Suite.BATCH: batch,
         Suite.LEARNER: partial(measure_learner, settings, pair, task, console),
         Suite.STARTUP: partial(measure_startup, settings, examples[0].prompt, HELP, console),
+        Suite.NUMERICS: partial(measure_numerics, settings, pair, examples, console),
     }
     folder = settings.output / "benchmarks" / settings.pair.name
     with tracker.run(f"benchmark {settings.pair.name}", tags={"stage": "benchmark"}) as run:
@@ -61,7 +63,9 @@ def benchmark(settings: Settings) -> None:
             run.log_artifact(path, "benchmark")
 
 
-main = job("Measure the engine, its batches, the learner and the start-up of a pair on this machine.")(benchmark)
+main = job("Measure the engine, its batches, the learner, the start-up and the numerics of a pair on this machine.")(
+    benchmark
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -90,6 +90,7 @@ class Suite(StrEnum):
     BATCH = "batch"
     LEARNER = "learner"
     STARTUP = "startup"
+    NUMERICS = "numerics"
 
     __repr__ = StrEnum.__str__  # in a list, as it is typed
 

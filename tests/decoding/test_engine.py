@@ -4,6 +4,7 @@ Tiny random models in float32; equalities are token for token. Chi-square thresh
 seeds.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -298,6 +299,20 @@ def test_case_01_the_ratio_has_the_law_that_the_token_was_drawn_from(
     generations = generate(pair, [prompt] * n, "strict", batch=2500, new=2, **sampling)
     assert 0.1 < sum(generation.accepted for generation in generations) / n < 0.99
     assert_law(torch.tensor([generation.tokens[0] for generation in generations]), p_V)
+
+
+def test_the_law_holds_in_bfloat16(tiny_pair: Any, generate: Generate) -> None:
+    """Models in bfloat16, probabilities in float32: 20,000 first tokens against the bfloat16 target's own law."""
+    pair, prompt, n = tiny_pair(), [3, 7, 4], 20_000
+    pair.target, pair.draft = (copy.deepcopy(model).bfloat16() for model in (pair.target, pair.draft))
+    for method, weight in (("strict", 1.0), ("static", 0.4)):
+        generations = generate(pair, [prompt] * n, method, batch=2500, new=2, weight=weight)
+        assert generations[0].p_T.dtype == torch.float32
+        p_V, q_V = (
+            model(torch.tensor([prompt])).logits[0, -1].double().softmax(-1) for model in (pair.target, pair.draft)
+        )
+        drawn = torch.tensor([generation.tokens[0] for generation in generations])
+        assert_law(drawn, weight * p_V + (1 - weight) * q_V)
 
 
 def test_case_02_prompt_lookup_emits_the_exact_law(tiny_pair: Any, generate: Generate) -> None:

@@ -32,10 +32,10 @@ def runs(output: Path) -> list[mlflow.entities.Run]:
 def test_records_tables_and_run(output: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     footprint = Footprint(8, 256, imports=4, loaded=5, peak=9, weights=2, caches=3)  # a process of its own: see there
     monkeypatch.setattr(processes, "measure_memory", lambda _: footprint)
-    assert main(["--output", str(output), *SMALL, "--benchmark.suites", "engine,batch,learner"]) == 0
+    assert main(["--output", str(output), *SMALL, "--benchmark.suites", "engine,batch,learner,numerics"]) == 0
     shown = capsys.readouterr().out
     files = sorted((output / "benchmarks" / "arithmetic").iterdir())
-    assert [file.name.partition("-")[0] for file in files] == ["batch", "engine", "learner"]
+    assert [file.name.partition("-")[0] for file in files] == ["batch", "engine", "learner", "numerics"]
     assert all(f"record: {file}" in shown for file in files)
     for file in files:
         record = json.loads(file.read_text())

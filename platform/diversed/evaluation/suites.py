@@ -1,7 +1,7 @@
 """Suites of the benchmark: `engine`, this platform's loop against Hugging Face's and against its own floor; `batch`,
 the loop against itself in larger batches; `startup`, fresh processes. Seeds, prompts, threads and dtype are common.
 
-The suite `learner` is `diversed.training.benchmark`.
+The suite `learner` is `diversed.training.benchmark`, `numerics` is `diversed.evaluation.numerics`.
 """
 
 import time
