@@ -41,13 +41,17 @@ def pair() -> Any:
         eos_ids=(1,),
         pad_id=0,
         context=256,
+        draft_context=256,
+        tokenizer=None,
+        draft_words_K=None,
+        compiled=False,
         device=torch.device("cpu"),
         dtype=torch.float32,
         target_dim=32,
         draft_dim=32,
         identity={"name": "tiny", "target_fingerprint": "a", "draft_fingerprint": "b"},
         encode=lambda prompt, _chat_template: [2 + ord(letter) % 30 for letter in prompt],
-        decode=lambda ids: "".join(chr(ord("a") + i) for i in ids if i > 1),
+        decode=lambda ids, _stop=(): "".join(chr(ord("a") + i) for i in ids if i > 1),
     )
 
 

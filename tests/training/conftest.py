@@ -90,7 +90,7 @@ def pair():
     return SimpleNamespace(
         name="tables", identity=identity, device=torch.device("cpu"), draft_dim=DIMS[0], target_dim=DIMS[1], context=40,
         encode=lambda prompt, _chat_template=False: [1 + ord(letter) % 5 for letter in prompt],
-        decode=lambda ids: "".join(chr(ord("a") + i) for i in ids if i != EOS),
+        decode=lambda ids, _stop=(): "".join(chr(ord("a") + i) for i in ids if i != EOS),
     )  # fmt: skip
 
 

@@ -84,6 +84,7 @@ def measure_speed(
         "device": _device(pair),
         "threads": torch.get_num_threads(),
         "placement": settings.pair.placement.value,
+        "compiled": settings.pair.compiled,
         "dtype": settings.pair.dtype.value,
         "temperature": settings.decode.temperature,
         "draft_length": settings.decode.draft_length,
@@ -154,6 +155,7 @@ def _fingerprint(pair: Pair, settings: Settings, variants: Sequence[Variant], ex
         "device": _device(pair),
         "threads": torch.get_num_threads(),
         "placement": settings.pair.placement.value,
+        "compiled": settings.pair.compiled,
     }
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
