@@ -49,7 +49,7 @@ def edit_json(path, **changes):
 def test_a_pair_of_folders(settings, tokenizer):
     pair = load_pair(settings)
     assert (pair.name, pair.vocab_size, pair.eos_ids, pair.pad_id) == ("tiny", len(tokenizer), (1,), 0)
-    assert (pair.target_dim, pair.draft_dim, pair.context) == (32, 16, 96)
+    assert (pair.target_dim, pair.draft_dim, pair.context, pair.draft_context) == (32, 16, 128, 96)
     assert pair.device == torch.device("cuda" if torch.cuda.is_available() else "cpu")
     assert pair.decode(pair.encode("hello café 😀")) == "hello café 😀"
     assert pair.decode([*pair.encode("one  two ."), 1, 0]) == "one  two ."  # special tokens skipped, spaces kept
