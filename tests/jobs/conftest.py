@@ -18,6 +18,11 @@ TINY = [
 
 
 @pytest.fixture
+def tiny() -> list[str]:
+    return TINY
+
+
+@pytest.fixture
 def start(repository: Path, tmp_path: Path) -> Callable[..., subprocess.Popen[str]]:
     """`start("pipeline", "--seed", "1")`: the job with a tiny budget, its output folder `tmp_path/out`."""
 

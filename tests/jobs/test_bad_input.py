@@ -1,6 +1,7 @@
 """What a user gets for input that cannot be used: one line that names it and exit code 2, before anything starts."""
 
 import dataclasses
+import importlib
 
 import pytest
 
@@ -12,20 +13,29 @@ ROW = '{"question": "1 + 1?", "answer": "#### 2"}\n'
 
 
 @pytest.fixture
-def refused(start):
-    """Runs all commands at once; the stderr line of each."""
+def refused(tiny, tmp_path, capsys):
+    """Runs commands in this process; the stderr line of each."""
 
     def run(*commands: tuple[str, ...]) -> list[str]:
         lines = []
-        for process in [start(*command) for command in commands]:
-            out, err = process.communicate(timeout=280)
-            assert process.returncode == 2, (out, err)
-            assert err.count("\n") == 1, err
+        for job, *arguments in commands:
+            capsys.readouterr()
+            code = importlib.import_module(f"jobs.{job}").main([*tiny, "--output", str(tmp_path / "out"), *arguments])
+            err = capsys.readouterr().err
+            assert (code, err.count("\n")) == (2, 1), err
             assert err.startswith("error: ")
             lines.append(err.removeprefix("error: ").rstrip("\n"))
         return lines
 
     return run
+
+
+def test_a_process_ends_with_2_and_one_line(start):
+    process = start("pipeline", "--pair", "nope")
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 2, (out, err)
+    assert err.startswith("error: pair.name = 'nope': not a built-in pair (arithmetic, smollm2)")
+    assert err.count("\n") == 1
 
 
 def test_unknown_pair_task_and_negative_draft_length(refused, tmp_path):
