@@ -9,7 +9,7 @@ ARGS ?=
 # What follows `make test ARGS=...` goes to pytest.
 PYTEST := $(VENV)/bin/python -m pytest -m "not slow and not smollm2"
 
-.PHONY: help venv demo demo-stop test lint docs
+.PHONY: help venv demo demo-stop test pytest lint docs
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,7 +44,10 @@ lint: venv  ## ruff, mypy (strict), import floors
 	$(VENV)/bin/mypy
 	PYTHONPATH=platform:. $(VENV)/bin/lint-imports --no-logo
 
-test: lint  ## lint, then every test that needs no download and under a minute
+test: venv  ## lint, and beside it every test that needs no download and under a minute
+	@$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: venv
 	$(PYTEST) $(ARGS)
 
 docs: venv  ## build the documentation into site/
