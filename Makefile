@@ -7,9 +7,10 @@ VENV ?= .venv
 # What follows `make demo ARGS=...` goes to python -m jobs.pipeline.
 ARGS ?=
 # What follows `make test ARGS=...` goes to pytest.
-PYTEST := $(VENV)/bin/python -m pytest -m "not slow and not smollm2"
+# Two workers, each with whole files: a file's tests share a Ray of their own.
+PYTEST := $(VENV)/bin/python -m pytest -m "not slow and not smollm2" --numprocesses 2 --dist loadfile
 
-.PHONY: help venv demo demo-stop test pytest lint docs
+.PHONY: help venv demo demo-stop test lint docs
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,10 +45,7 @@ lint: venv  ## ruff, mypy (strict), import floors
 	$(VENV)/bin/mypy
 	PYTHONPATH=platform:. $(VENV)/bin/lint-imports --no-logo
 
-test: venv  ## lint, and beside it every test that needs no download and under a minute
-	@$(MAKE) --no-print-directory -j2 lint pytest
-
-pytest: venv
+test: lint  ## lint, then every test that needs no download and under a minute
 	$(PYTEST) $(ARGS)
 
 docs: venv  ## build the documentation into site/
