@@ -53,7 +53,7 @@ def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:
     compiled = torch.compile(model.forward, dynamic=not on_cuda, mode="reduce-overhead" if on_cuda else None)
 
     def forward(**inputs: Any) -> Any:
-        cache = inputs.get("cache", inputs.get("past_key_values"))
+        cache = inputs["cache" if "cache" in inputs else "past_key_values"]
         is_round = inputs["logits_to_keep"] == 0 and cache.layers[0].is_initialized
         return compiled(**inputs) if is_round else model(**inputs)
 
