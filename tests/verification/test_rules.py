@@ -123,7 +123,7 @@ def test_verify_emits_the_exact_law_and_accepts_at_the_exact_rate(w: float, cap:
     generator = torch.Generator().manual_seed(11)
     u = torch.rand(B, 4, generator=generator, dtype=torch.float64)
     p_BMV = P.expand(B, 2, 4)
-    x_BN = draw(Q.expand(B, 4), u[:, 0])[:, None]
+    x_BN = draw(Q.expand(B, 4), u[:, :1])[:, None]
     rule = Rule(Method.STATIC, w, cap)
     verdict = verify(p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), rule, u[:, 1:2], u[:, 2:4])
     assert_law(verdict.tokens_BM[:, 0], output_law(P, Q, w, cap))
@@ -140,12 +140,12 @@ def test_verify_emits_the_exact_law_and_accepts_at_the_exact_rate(w: float, cap:
 )
 def test_draw_stays_on_the_support(counts: list[int], u: float) -> None:
     values = torch.tensor([counts], dtype=torch.float32)
-    token = draw(values / values.sum(), torch.tensor([u], dtype=torch.float64))
+    token = draw(values / values.sum(), torch.tensor([[u]], dtype=torch.float64))
     assert values[0, token[0]] > 0
 
 
 def test_draw_needs_no_normalised_law() -> None:
-    tokens = draw(torch.tensor([[0.0, 2.0, 0.0, 6.0]]).expand(4, 4), torch.tensor([0.0, 0.2499, 0.25, 0.999]))
+    tokens = draw(torch.tensor([[0.0, 2.0, 0.0, 6.0]]).expand(4, 4), torch.tensor([[0.0], [0.2499], [0.25], [0.999]]))
     assert tokens.tolist() == [1, 1, 3, 3]
 
 

@@ -51,8 +51,8 @@ class _SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
         keys, values = self.keys[owner.rows], self.values[owner.rows]
-        keys.scatter_(2, owner.index_B1N1.expand_as(key_states), key_states)
-        values.scatter_(2, owner.index_B1N1.expand_as(value_states), value_states)
+        keys.scatter_(2, owner.positions_B1N1.expand_as(key_states), key_states)
+        values.scatter_(2, owner.positions_B1N1.expand_as(value_states), value_states)
         return keys[:, :, : owner.visible], values[:, :, : owner.visible]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -74,7 +74,7 @@ class SlotCache(Cache):
         self.slots = 0
         self.capacity = 0
         self.rows = slice(0, 0)
-        self.index_B1N1 = torch.zeros(0, 0, 0, 0, dtype=torch.long)
+        self.positions_B1N1 = torch.zeros(0, 0, 0, 0, dtype=torch.long)
         self.visible = 0
         self._slot_layers = [_SlotLayer(self) for _ in range(num_layers)]
         super().__init__(layers=[*self._slot_layers])
@@ -95,9 +95,9 @@ class SlotCache(Cache):
             layer.keys, layer.values = keys, values
         self.slots, self.capacity = slots, capacity
 
-    def point(self, rows: slice, positions_BN: Tensor, visible: int) -> None:
-        """The next forward serves `rows`, writes at `positions_BN` and sees the first `visible` positions."""
-        self.rows, self.index_B1N1, self.visible = rows, positions_BN[:, None, :, None], visible
+    def point(self, rows: slice, positions_B1N1: Tensor, visible: int) -> None:
+        """The next forward serves `rows`, writes at these positions and sees the first `visible` ones."""
+        self.rows, self.positions_B1N1, self.visible = rows, positions_B1N1, visible
 
     @torch.inference_mode()
     def move(self, source: int, destination: int, length: int) -> None:
@@ -138,7 +138,8 @@ class SlotModel:
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
         self._context = context_length(type(model).__name__, model.config.get_text_config())
         self._bucket = BUCKET if compiled else 1
-        self._band_NC = torch.zeros(0, 0)
+        self._band_11NC = torch.zeros(1, 1, 0, 0)
+        self._columns_C = np.arange(0)
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
 
@@ -152,12 +153,15 @@ class SlotModel:
         the LM head, [B, N, D] float32. `keep` > 0 computes them for the last `keep` tokens only.
         """
         N = tokens_BN.shape[1]
-        positions_BN = torch.from_numpy(starts_B[:, None] + np.arange(N))
+        if len(self._columns_C) < N:
+            self._columns_C = np.arange(max(N, BAND))
+        positions_B1N1 = torch.from_numpy((starts_B[:, None] + self._columns_C[:N])[:, None, :, None])
         if self.device.type != "cpu":
-            positions_BN = positions_BN.to(self.device)
+            positions_B1N1 = positions_B1N1.to(self.device)
+        positions_BN = positions_B1N1[:, 0, :, 0]
         earliest, latest = int(starts_B.min()), int(starts_B.max())
         visible = min(-(-(latest + N) // self._bucket) * self._bucket, self.cache.capacity)
-        self.cache.point(rows, positions_BN, visible)
+        self.cache.point(rows, positions_B1N1, visible)
         # Padding may stand past the last position that the model knows; nothing that counts ever does.
         known_BN = positions_BN if visible <= self._context else positions_BN.clamp_max(self._context - 1)
         output = self.model(
@@ -185,17 +189,17 @@ class SlotModel:
         `common` see a view of it; otherwise each token takes a window of its first row.
         """
         (B, N), visible = positions_BN.shape, self.cache.visible
-        if self._band_NC.shape[1] < 2 * self.cache.capacity:
+        zeros = self._band_11NC.shape[-1] // 2
+        if zeros < self.cache.capacity:
             zeros = self.cache.capacity
-            columns_C = torch.arange(2 * zeros, device=self.device)
-            is_later_NC = columns_C >= zeros + torch.arange(BAND, device=self.device)[:, None]
-            self._band_NC = torch.zeros(BAND, 2 * zeros, dtype=self.dtype, device=self.device)
-            self._band_NC.masked_fill_(is_later_NC, -torch.inf)
-        zeros = self._band_NC.shape[1] // 2
+            is_later_NC = torch.arange(2 * zeros) >= zeros + torch.arange(BAND)[:, None]
+            self._band_11NC = torch.zeros(1, 1, BAND, 2 * zeros, dtype=self.dtype, device=self.device)
+            self._band_11NC.masked_fill_(is_later_NC.to(self.device), -torch.inf)
         if common is not None and N <= BAND:
             first = zeros - 1 - common
-            return self._band_NC[None, None, :N, first : first + visible].expand(B, 1, N, visible)
-        return self._band_NC[0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
+            mask_11NL = self._band_11NC[:, :, :N, first : first + visible]
+            return mask_11NL if B == 1 else mask_11NL.expand(B, 1, N, visible)
+        return self._band_11NC[0, 0, 0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
 
     def forward_from(
         self, rows: slice, tokens_BN: Tensor, starts_B: Array, first_B: Array, width: int

@@ -52,10 +52,10 @@ class History:
     prompt_B: Tensor  # tokens of the prompt
     total_B: Tensor  # of prompt and output
 
-    def penalised(self, logits_BNV: Tensor, drafted_X: Sequence[Tensor]) -> Tensor:
+    def penalised(self, logits_BNV: Tensor, drafted: Sequence[Tensor]) -> Tensor:
         """Position n of N sees the text and, of the drafted tokens, all but the last N - 1 - n."""
         B, N, V = logits_BNV.shape
-        X = len(drafted_X)
+        X = sum(tokens_BX.shape[1] for tokens_BX in drafted)
         column_L = torch.arange(self.tokens_BL.shape[1], device=logits_BNV.device)
         in_prompt_BL = column_L < self.prompt_B[:, None]
         in_output_BL = ~in_prompt_BL & (column_L < self.total_B[:, None])
@@ -63,7 +63,7 @@ class History:
         prompt_BV = zeros_BV.scatter_add(1, self.tokens_BL, in_prompt_BL.float())
         output_BNV = zeros_BV.scatter_add(1, self.tokens_BL, in_output_BL.float())[:, None].expand(-1, N, -1)
         if X:
-            drafted_BXV = one_hot(torch.stack(list(drafted_X), 1), V).float().cumsum(1)
+            drafted_BXV = one_hot(torch.cat(list(drafted), 1), V).float().cumsum(1)
             output_BNV = output_BNV + pad(drafted_BXV, (0, 0, 1, 0))[:, X + 1 - N :]
         return penalised(
             logits_BNV, prompt_BV[:, None], output_BNV, self.repetition_B, self.presence_B, self.frequency_B
@@ -83,13 +83,13 @@ class Sampling:
     bias_BK: Tensor | None = None
     history: History | None = None
 
-    def law(self, logits_BNV: Tensor, drafted_X: Sequence[Tensor]) -> Tensor:
-        """The law at N positions, of which the last stands behind all tokens [B] of `drafted_X`; both models' by the
+    def law(self, logits_BNV: Tensor, drafted: Sequence[Tensor]) -> Tensor:
+        """The law at N positions, of which the last stands behind all tokens [B, 1] of `drafted`; both models' by the
         same steps: bias, penalties, temperature, top-k, top-p, min-p."""
         if self.bias_tokens_BK is not None and self.bias_BK is not None:
             logits_BNV = biased(logits_BNV, self.bias_tokens_BK, self.bias_BK)
         if self.history is not None:
-            logits_BNV = self.history.penalised(logits_BNV, drafted_X)
+            logits_BNV = self.history.penalised(logits_BNV, drafted)
         return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B)
 
     def to(self, device: torch.device) -> "Sampling":
@@ -188,39 +188,39 @@ class LocalDrafter(_LocalRole):
         self.ends_V = _table(eos_ids, vocab_size, self.slots.device)
         # Nothing follows an EOS; but asking a GPU would cost more than the forwards that may be saved.
         self._stops_early = bool(eos_ids) and self.slots.device.type == "cpu"
+        self._ends_V = self.ends_V.cpu().numpy()
 
     @torch.inference_mode()
     def propose(self, block: DraftInput) -> Proposal:
         device = self.slots.device
         rows = slice(0, len(block.limit_B))
-        sampling, u_N = block.sampling.to(device), block.u_BN.to(device).unbind(1)
+        sampling, u_N = block.sampling.to(device), block.u_BN[:, :, None, None].to(device).unbind(1)
         feed_BK, starts_B = self._on_device(block.tokens_BK), block.starts_B
         tokens: list[Tensor] = []
         laws, hiddens = [], []
-        ended_B = np.zeros(len(block.limit_B), dtype=bool)
+        ended_B1 = np.zeros((len(block.limit_B), 1), dtype=bool)
         for i in range(int(block.limit_B.max())):
             if i == 0:  # a row's newest token matters; what follows it is padding
                 logits_B1V, hidden_B1D = self.slots.forward_from(rows, feed_BK, starts_B, block.counts_B - 1, 1)
                 starts_B = starts_B + block.counts_B
             else:
-                logits_B1V, hidden_B1D = self.slots.forward(rows, tokens[-1][:, None], starts_B)
+                logits_B1V, hidden_B1D = self.slots.forward(rows, tokens[-1], starts_B)
                 starts_B = starts_B + 1
             q_B1V = sampling.law(logits_B1V, tokens)
-            q_BV = q_B1V[:, 0]
-            x_B = draw(q_BV, u_N[i])
+            x_B1 = draw(q_B1V, u_N[i])
             if sampling.greedy_B is not None:
-                x_B = torch.where(sampling.greedy_B, q_BV.argmax(-1), x_B)
-            tokens.append(x_B)
+                x_B1 = torch.where(sampling.greedy_B[:, None], q_B1V.argmax(-1), x_B1)
+            tokens.append(x_B1)
             laws.append(q_B1V)
             if hidden_B1D is not None:
                 hiddens.append(hidden_B1D)
             if self._stops_early:
-                ended_B |= self.ends_V[x_B].numpy()
-                if ended_B.all():
+                ended_B1 |= self._ends_V[x_B1.numpy()]
+                if ended_B1.all():
                     break
-        x_BN = torch.stack(tokens, 1)
+        x_BN = torch.cat(tokens, 1)
         drafted_B = self._on_device(block.limit_B)
-        if ended_B.any() or not self._stops_early:
+        if ended_B1.any() or not self._stops_early:
             drafted_B = _until_end(self.ends_V[x_BN], drafted_B)
         return Proposal(x_BN, drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None)
 
@@ -305,7 +305,7 @@ class LocalTarget(_LocalRole):
         logits_BMV, hidden_BMD = self.slots.forward_from(
             slice(0, B), feed_BX, block.starts_B, block.counts_B - 1, N + 1
         )
-        p_BMV = sampling.law(logits_BMV, x_BN.unbind(1))
+        p_BMV = sampling.law(logits_BMV, x_BN.split(1, 1) if sampling.history is not None else ())
         features_BMD = None
         if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
             features_BMD = torch.cat([pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)

@@ -82,15 +82,16 @@ def _filtered(logits_BNV: Tensor, top_k_B: Tensor | None, top_p_B: Tensor | None
     return torch.empty_like(sorted_BNV).scatter_(-1, order_BNV, sorted_BNV)
 
 
-def draw(law_BV: Tensor, u_B: Tensor) -> Tensor:
-    """One token per row by inverse transform, [B] int64; `law` need not be normalised, `u` in [0, 1).
+def draw(law_V: Tensor, u_1: Tensor) -> Tensor:
+    """One token per law by inverse transform: [..., V] and [..., 1] -> [...] int64.
+
+    `law` need not be normalised; `u` lies in [0, 1).
 
     A token of probability zero is never drawn: in float64, u < 1 gives u * total < total, and the first index whose sum
     exceeds the point lies on the support. A float32 sum over a large vocabulary would also bias rare tokens.
     """
-    cumulative_BV = law_BV.cumsum(-1, dtype=torch.float64)
-    point_B1 = u_B[..., None] * cumulative_BV[..., -1:]
-    return torch.searchsorted(cumulative_BV, point_B1, right=True).squeeze(-1)
+    cumulative_V = law_V.cumsum(-1, dtype=torch.float64)
+    return torch.searchsorted(cumulative_V, u_1 * cumulative_V[..., -1:], right=True).squeeze(-1)
 
 
 def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:

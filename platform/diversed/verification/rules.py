@@ -102,12 +102,13 @@ class Verdict:
 def accept_probability(p: Tensor, q: Tensor, w: Tensor | float, cap: float = math.inf) -> Tensor:
     """P(accept) of a token with probabilities `p` and `q`; elementwise, any broadcastable shapes.
 
-    `q` = 0 (a token that cannot be drafted) gives 1, by continuity of the first branch.
+    `q` = 0 (a token that cannot be drafted) gives 1, by continuity of the first branch; the other branch's 0/0 is not
+    looked at.
     """
     bounded = p if isinstance(w, float) and w == 1 else w * p + (1 - w) * q
     if cap != math.inf:
         bounded = torch.minimum(bounded, cap * p)
-    return torch.where(q <= p, 1.0, bounded / q.clamp_min(torch.finfo(q.dtype).tiny)).clamp(0, 1)
+    return torch.where(q <= p, 1.0, bounded / q)
 
 
 def output_law(p_V: Tensor, q_V: Tensor, w: float, cap: float = math.inf) -> Tensor:
@@ -150,15 +151,13 @@ def verify(
         accept_BN = torch.where(greedy_B[:, None], x_BN == best_BM[:, :N], accept_BN)
     accepted_B = (accept_BN & valid_BN).cumprod(-1).sum(-1)
 
-    row_B = torch.arange(len(accepted_B), device=p_BMV.device)
+    row_B, last_B1 = torch.arange(len(accepted_B), device=p_BMV.device), accepted_B[:, None]
     # q = 0 after the last drafted token: the residual of p and q is p, which is the bonus token's law.
-    q_last_BV = q_BNV[row_B, accepted_B.clamp_max(N - 1)] * (accepted_B < drafted_B)[:, None]
-    last_token_B = draw(rule.replacement(p_BMV[row_B, accepted_B], q_last_BV), u_BM[row_B, accepted_B])
-    last_B1 = accepted_B[:, None]
+    q_last_BV = q_BNV[row_B, accepted_B.clamp_max(N - 1)] * (last_B1 < drafted_B[:, None])
+    last_token_B1 = draw(rule.replacement(p_BMV[row_B, accepted_B], q_last_BV), u_BM.gather(1, last_B1))[:, None]
     if greedy_B is not None:
-        last_token_B = torch.where(greedy_B, best_BM.gather(1, last_B1).squeeze(1), last_token_B)
-    tokens_BM = pad(x_BN, (0, 1)).scatter_(1, last_B1, last_token_B[:, None])
-
+        last_token_B1 = torch.where(greedy_B[:, None], best_BM.gather(1, last_B1), last_token_B1)
+    tokens_BM = pad(x_BN, (0, 1)).scatter_(1, last_B1, last_token_B1)
     index_BM1 = tokens_BM[..., None]
     return Verdict(
         tokens_BM=tokens_BM,
@@ -173,7 +172,7 @@ def verify(
 
 def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -> Verdict:
     """N = 0: one bonus token per row."""
-    token_B = draw(p_BMV[:, 0], u_BM[:, 0])
+    token_B = draw(p_BMV[:, 0], u_BM[:, :1])
     if greedy_B is not None:
         token_B = torch.where(greedy_B, p_BMV[:, 0].argmax(-1), token_B)
     zero_B1 = torch.zeros_like(p_BMV[..., 0])
