@@ -8,7 +8,7 @@ VENV ?= .venv
 ARGS ?=
 # What follows `make test ARGS=...` goes to pytest.
 # Two workers, each with whole files: a file's tests share a Ray of their own.
-PYTEST := $(VENV)/bin/python -m pytest -m "not slow and not smollm2" --numprocesses 2 --dist loadfile
+PYTEST := $(VENV)/bin/python -m pytest -m "not slow and not smollm2" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help venv demo demo-stop test lint docs
 

@@ -55,6 +55,8 @@ def other_value(name: str, field: FieldInfo, default: Any) -> Any:
         (item,) = get_args(kind)
         if isinstance(item, type) and issubclass(item, StrEnum):
             return [*item][2:0:-1]
+        if item is str:
+            return ["Question:", "Answer: #"]
         return [7, 2] if get_args(item)[0] is int else [0.625, 0.25]
     if type(None) in get_args(kind):
         kind = next(part for part in get_args(kind) if part is not type(None))
@@ -118,8 +120,12 @@ def nested(name: str, value: Any) -> dict[str, Any]:
     return value
 
 
-# One field of the pair may not stand without the other: each is tested beside its fellow.
-COMPANION = {"pair.target": "pair.draft", "pair.draft": "pair.target"}
+# Fields of the pair that may not stand without another: each is tested beside its fellow.
+COMPANION = {
+    "pair.target": "pair.draft",
+    "pair.draft": "pair.target",
+    "pair.draft_words": "pair.draft_word_counts",
+}
 
 
 @pytest.mark.parametrize("layer", ["flag", "variable", "yaml"])

@@ -195,8 +195,10 @@ class DecodeSettings(Group):
     repetition_penalty: float = Field(
         1.0, gt=0, description="divides logits of tokens seen in prompt or output; 1 is off"
     )
-    presence_penalty: float = Field(0.0, description="taken once from logits of tokens in the output; 0 is off")
-    frequency_penalty: float = Field(0.0, description="taken per occurrence in the output; 0 is off")
+    presence_penalty: float = Field(
+        0.0, ge=-2, le=2, description="taken once from logits of tokens in the output; 0 is off"
+    )
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, description="taken per occurrence in the output; 0 is off")
     stop: list[str] = Field([], description="texts that end an output")
     drafter: DrafterKind = Field(
         DrafterKind.MODEL, description="the pair's draft model, or lookup of the newest tokens in the text so far"
