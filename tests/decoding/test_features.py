@@ -360,12 +360,13 @@ def test_cancelled_while_its_prompt_is_read(tiny_pair: Any, prompts: Any, monkey
     )
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4])
 @pytest.mark.parametrize("where", ["reserve", "prefill", "round"])
 def test_out_of_memory_for_one_request_fails_that_request_alone(
-    tiny_pair: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch, where: str
+    tiny_pair: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch, where: str, batch: int
 ) -> None:
     """The sixth request's prompt is long; whatever holds more than 100 positions of a prompt runs out of memory."""
-    engine = engine_of(tiny_pair(), "strict", batch_size=4)
+    engine = engine_of(tiny_pair(), "strict", batch_size=batch)
     small = [Request(tuple(prompt), 20, seed) for seed, prompt in enumerate(prompts)]
     expected = tokens(engine.generate(small))
     slots = engine.target.slots  # type: ignore[attr-defined]

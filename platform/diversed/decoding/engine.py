@@ -78,6 +78,7 @@ class Engine:
         self._is_end_V[[token for token in pair.eos_ids if token < pair.vocab_size]] = True
         self._waiting: deque[tuple[int, Request]] = deque()
         self._tickets = 0
+        self._reserving = 0  # requests for which slots are being reserved
         self._room = self.slots  # rows that memory is known to allow
         self._rows: list[tuple[int, Request]] = []  # (ticket, request) of slots 0..B-1
         self._joining: list[tuple[int, Request] | None] = []  # of the slots from `_joining_at`; None: cancelled
@@ -203,6 +204,7 @@ class Engine:
         self._rows.clear()
         self._joining.clear()
         self._finders.clear()
+        self._reserving = 0
         self._room = self.slots
 
     def close(self) -> None:
@@ -263,8 +265,10 @@ class Engine:
         new = [self._waiting[i] for i in range(count)]
         block = self.draft_length + 2  # a round may write this far past a row's end
         capacity = max(len(request.prompt_ids) + request.max_new_tokens for _, request in new) + block
+        self._reserving = count
         for role in self._roles:
             role.reserve(first + count, capacity)
+        self._reserving = 0
         self._reserve_books(first + count, capacity, max(request.max_new_tokens for _, request in new) + block)
         for i, (ticket, request) in enumerate(new, start=first):
             prompt, limit = len(request.prompt_ids), request.max_new_tokens
@@ -333,33 +337,36 @@ class Engine:
         self._rows.pop()
 
     def _make_room(self) -> list[tuple[int, Answer]]:
-        """Memory ran out: put the youngest request back, to be started again when others are done; a request that was
-        alone has failed. Noise is a function of the position, so its tokens will be the same."""
+        """Memory ran out: the youngest requests wait until others are done; a request that was alone has failed. Noise
+        is a function of the position, so the tokens of one that is started again will be the same."""
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        joining = [entry for entry in self._joining if entry is not None]
-        running = len(self._rows) + len(joining)
-        if running > 1:
-            self._room = running - 1
-            back = joining or [self._rows[-1]]
-            if not joining:
-                self._remove(len(self._rows) - 1)
-                self._resample()
-            self._joining = []
-            self._waiting.extendleft(reversed(back))
-            return []
-        if running == 0:  # it failed while slots were reserved
-            running = min(self._room - len(self._rows), len(self._waiting))
-            if running > 1:
-                self._room = running - 1
+        if self._reserving:
+            wanted, self._reserving = self._reserving, 0
+            if self._rows or wanted > 1:
+                self._room = len(self._rows) or wanted - 1
                 return []
-            ticket, _ = self._waiting.popleft()
-        else:
-            ticket, _ = (joining or self._rows)[0]
-            self._joining, self._rows = [], []
+            return [self._failed(self._waiting.popleft()[0])]
+        joining = [entry for entry in self._joining if entry is not None]
+        self._joining = []
+        running = len(self._rows) + len(joining)
+        if running == 1:
+            ((ticket, _),) = joining or self._rows
+            self._rows = []
+            return [self._failed(ticket)]
+        self._room = running - 1
+        if not joining:
+            joining = [self._rows[-1]]
+            self._remove(len(self._rows) - 1)
+            self._resample()
+        self._waiting.extendleft(reversed(joining))
+        return []
+
+    def _failed(self, ticket: int) -> tuple[int, Answer]:
         self._finders.pop(ticket, None)
-        self._room = self.slots
-        return [(ticket, RequestError("out of memory, though alone; shorten the prompt or lower max_new_tokens"))]
+        if not self._rows:
+            self._room = self.slots
+        return ticket, RequestError("out of memory, though alone; shorten the prompt or lower max_new_tokens")
 
     # -- one round -----------------------------------------------------------------------------------------------
 
