@@ -121,6 +121,11 @@ def test_case_08_the_ways_to_say_greedy_agree(tiny_pair: Any, prompts: Any, gene
     assert tokens(generate(tiny_pair(), prompts, "strict", 1.0, top_k=1)) == greedy
     for generation in generate(tiny_pair(), prompts, "strict", 1e-6):
         assert bool(torch.isfinite(generation.p_T).all())
+    # Greedy rows beside others, which bring a division for all.
+    requests = [Request(tuple(p), 24, s, temperature=0.7 * (s % 2)) for s, p in enumerate(prompts)]
+    for row, generation in enumerate(engine_of(tiny_pair(), batch_size=8).generate(requests)):
+        assert bool(torch.isfinite(generation.p_T).all())
+        assert row % 2 or generation.tokens == greedy[row]
 
 
 @pytest.mark.parametrize("method", ["autoregressive", "strict", "static", "diversed"])
