@@ -50,7 +50,7 @@ FAULTS = [  # case, file, the right words, the wrong ones, where its tests are
     (19, f"{DECODING}/engine.py", "self._round_S[i] = 0", "self._round_S[i] += 0", "decoding/test_features.py"),
     (20, f"{DECODING}/records.py", "return self.p_T.log()", "return (self.p_T / self.q_T).clamp(max=1).log()",
      "decoding/test_features.py"),
-    (21, f"{DECODING}/engine.py", "accepted_B = np.minimum(accepted_B, emitted_B)", "pass", "decoding/test_engine.py"),
+    (21, f"{DECODING}/engine.py", "round_B] = accepted_B", "round_B] = emitted_B", "decoding/test_engine.py"),
     (22, f"{CODE}/evaluation/gate.py", "result.empty or result.looped", "False", "tuning/test_objective.py"),
     (23, f"{CODE}/evaluation/tables.py", "max(predictions) < 1", "False", "evaluation/test_report.py"),
     (24, f"{CODE}/serving/champion.py", "head=champion.head)", "head=lambda features: features[..., 0] * 0 + 0.9)",
