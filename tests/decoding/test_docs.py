@@ -35,7 +35,3 @@ def test_a_rule_and_a_drafter_take_under_30_lines_and_work(blocks: list[str]) ->
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102
     assert names["generation"].drafted > 0
     assert names["generation"].tokens != lossy_tokens
-    strict = names["generation"].tokens
-    engine = names["Engine"](None, names["engine"].target, names["decode"], names["pair"])
-    assert len(engine.generate([names["generation"].request])[0].tokens) > 0
-    assert strict

@@ -21,8 +21,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 from diversed.models import compiled_forward, context_length, with_own_head
 
-__all__ = ["SlotCache", "SlotModel"]
-
+__all__ = ["Array", "SlotCache", "SlotModel"]
 
 Array = NDArray[np.int64]
 

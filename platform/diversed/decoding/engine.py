@@ -18,7 +18,6 @@ Shapes: S slots, B active rows, C positions of a row, T output positions, N draf
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +38,7 @@ from diversed.decoding.roles import (
     Target,
     VerifyInput,
     Weigh,
+    grown,
 )
 from diversed.errors import ConfigError, RequestError
 from diversed.models import Pair, StopFinder
@@ -50,7 +50,6 @@ __all__ = ["Engine", "build_engine", "rule_and_weigh"]
 logger = logging.getLogger(__name__)
 
 DRAFT, COIN, LAST = range(3)  # purposes of the noise
-P, Q, TV, W = range(4)  # numbers kept of each output token
 PREFILL_TOKENS = 1024  # of all rows together in a forward that reads prompts: bounds its memory
 FIRST_LOGITS = 2**24  # of a first round that also reads prompts; more would cost more than the forward it saves
 
@@ -303,10 +302,10 @@ class Engine:
         self._resample()
 
     def _reserve_books(self, slots: int, capacity: int, outputs: int) -> None:
-        self._tokens_SC = _grown(self._tokens_SC, slots, capacity)
-        self._noise_3ST = _grown(self._noise_3ST, slots, outputs)
-        self._numbers_4ST = _grown(self._numbers_4ST, slots, outputs)
-        self._rounds_2ST = _grown(self._rounds_2ST, slots, outputs)
+        self._tokens_SC = grown(self._tokens_SC, slots, capacity)
+        self._noise_3ST = grown(self._noise_3ST, slots, outputs)
+        self._numbers_4ST = grown(self._numbers_4ST, slots, outputs)
+        self._rounds_2ST = grown(self._rounds_2ST, slots, outputs)
 
     def _copy(self, source: int, row: int, length: int) -> None:
         """Carry a slot's content, of which the caches hold `length` tokens, to another."""
@@ -559,16 +558,6 @@ def _kinds(accepted_R: Tensor, drafted_R: Tensor, length: int) -> Tensor:
     last_R = (accepted_R + 1).cumsum(0) - 1
     kind_T[last_R] = torch.where(accepted_R < drafted_R, int(Kind.REPLACEMENT), int(Kind.BONUS))
     return kind_T[:length]
-
-
-def _grown(old: Any, slots: int, length: int) -> Any:
-    """`old` [..., S, T] with at least `slots` and `length`, filled up with zeros."""
-    S, T = old.shape[-2:]
-    if slots <= S and length <= T:
-        return old
-    new = np.zeros((*old.shape[:-2], max(slots, S), max(length, T)), dtype=old.dtype)
-    new[..., :S, :T] = old
-    return new
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -14,12 +14,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 from transformers.modeling_utils import PreTrainedModel
 
-from diversed.decoding.cache import SlotModel
+from diversed.decoding.cache import Array, SlotModel
 from diversed.verification import Rule, Verdict, biased, draw, penalised, sampling_law, verify
 
 __all__ = [
@@ -35,9 +34,9 @@ __all__ = [
     "Target",
     "VerifyInput",
     "Weigh",
+    "grown",
 ]
 
-Array = NDArray[np.int64]
 Weigh = Callable[[Tensor], Tensor]  # features [..., D_draft + D_target] float32 -> w [...] in (0, 1)
 
 
@@ -238,10 +237,7 @@ class PromptLookup:
         self._text_SC = np.zeros((0, 0), dtype=np.int64)
 
     def reserve(self, slots: int, capacity: int) -> None:
-        old = self._text_SC
-        if slots > old.shape[0] or capacity > old.shape[1]:
-            self._text_SC = np.zeros((max(slots, old.shape[0]), max(capacity, old.shape[1])), dtype=np.int64)
-            self._text_SC[: old.shape[0], : old.shape[1]] = old
+        self._text_SC = grown(self._text_SC, slots, capacity)
 
     def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None:
         self._text_SC[rows, start : start + tokens_BK.shape[1]] = tokens_BK
@@ -324,6 +320,16 @@ class LocalTarget(_LocalRole):
             w_BN,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
+
+
+def grown(old: Any, slots: int, length: int) -> Any:
+    """`old` [..., S, T] with at least `slots` and `length`, filled up with zeros."""
+    S, T = old.shape[-2:]
+    if slots <= S and length <= T:
+        return old
+    new = np.zeros((*old.shape[:-2], max(slots, S), max(length, T)), dtype=old.dtype)
+    new[..., :S, :T] = old
+    return new
 
 
 def _table(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
