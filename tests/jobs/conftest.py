@@ -52,3 +52,18 @@ def mlflow_runs(tmp_path: Path):
         return client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
 
     return runs
+
+
+@pytest.fixture
+def read_until() -> Callable[[subprocess.Popen[str], str], list[str]]:
+    """`read_until(process, "trial-2/3")`: lines of its stdout up to the first that begins so."""
+
+    def run(process: subprocess.Popen[str], beginning: str) -> list[str]:
+        lines = []
+        for line in process.stdout:
+            lines.append(line.rstrip("\n"))
+            if line.startswith(beginning):
+                return lines
+        pytest.fail(f"ended before {beginning!r}: {lines}")
+
+    return run

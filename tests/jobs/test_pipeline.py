@@ -16,16 +16,6 @@ ONE_AT_A_TIME = ["--search.trials", "3", "--search.concurrent", "1"]
 MODEL = "diversed-arithmetic-arithmetic"
 
 
-def read_until(process: subprocess.Popen[str], beginning: str) -> list[str]:
-    """Lines of stdout up to the first that begins so."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line.rstrip("\n"))
-        if line.startswith(beginning):
-            return lines
-    pytest.fail(f"ended before {beginning!r}: {lines}")
-
-
 def finished(process: subprocess.Popen[str]) -> list[str]:
     """Lines of stdout of a job that succeeds."""
     out, err = process.communicate(timeout=600)
@@ -43,7 +33,9 @@ def has_hparams(trial: Path) -> bool:
 
 
 @pytest.mark.timeout(900)
-def test_killed_in_its_search_it_is_taken_up_there_and_ends_with_a_served_champion(start, mlflow_runs, tmp_path):
+def test_killed_in_its_search_it_is_taken_up_there_and_ends_with_a_served_champion(
+    start, read_until, mlflow_runs, tmp_path
+):
     with start("pipeline", *ONE_AT_A_TIME, stderr=subprocess.DEVNULL) as first:
         try:
             before = read_until(first, "trial-2/3")

@@ -14,19 +14,9 @@ from diversed.verifier import load_verifier
 SEARCH = ["--search.trials", "3", "--search.concurrent", "1"]
 
 
-def read_until(process: subprocess.Popen[str], beginning: str) -> list[str]:
-    """Lines of stdout up to the first that begins so."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line.rstrip("\n"))
-        if line.startswith(beginning):
-            return lines
-    pytest.fail(f"ended before {beginning!r}: {lines} {process.communicate()[1]}")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_search_is_taken_up_with_its_finished_trials(start, mlflow_runs, tmp_path):
+def test_a_killed_search_is_taken_up_with_its_finished_trials(start, read_until, mlflow_runs, tmp_path):
     with start("tune_verifier", *SEARCH, stderr=subprocess.DEVNULL) as first:
         try:
             # Trial 1 has ended before trial 2 starts; its report, some seconds later, is newer than the last snapshot.
