@@ -36,7 +36,7 @@ FAULTS = [  # case, file, the right words, the wrong ones, where its tests are
     (10, f"{DECODING}/cache.py", "(2 * zeros) >= zeros + ", "(2 * zeros) > zeros + ", "decoding/test_engine.py"),
     (11, f"{DECODING}/engine.py", "is_out_B = total_B >= self._draft_context", "is_out_B = total_B < 0",
      "decoding/test_features.py"),
-    (12, f"{DECODING}/engine.py", "if stopped_B.any():", "if False:", "decoding/test_engine.py"),
+    (12, f"{DECODING}/engine.py", "if is_end_BM.any():", "if False:", "decoding/test_engine.py"),
     (13, f"{CODE}/models/text.py", "        for consumed, token in enumerate(ids, start=1):",
      "        self._ids = []\n        for consumed, token in enumerate(ids, start=1):", "decoding/test_features.py"),
     (14, f"{DECODING}/engine.py", "self._end_S[:B] - total_B - 1", "self._end_S[:B] - total_B",

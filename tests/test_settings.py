@@ -58,6 +58,8 @@ def other_value(name: str, field: FieldInfo, default: Any) -> Any:
         if item is str:
             return ["Question:", "Answer: #"]
         return [7, 2] if get_args(item)[0] is int else [0.625, 0.25]
+    if get_origin(kind) is dict:
+        return {"alpha": 0.25, "fallback": "sample"}
     if type(None) in get_args(kind):
         kind = next(part for part in get_args(kind) if part is not type(None))
     if kind is bool:
@@ -99,6 +101,8 @@ def value_of(settings: Settings, name: str) -> Any:
 
 
 def as_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}={part}" for key, part in value.items())
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
@@ -139,7 +143,7 @@ def test_every_field_can_be_set(name: str, layer: str, monkeypatch: pytest.Monke
         arguments = [part for each, value in values.items() for part in flag(each, value)]
     elif layer == "variable":
         for each, value in values.items():
-            monkeypatch.setenv(variable(each), json.dumps(value) if isinstance(value, list) else str(value))
+            monkeypatch.setenv(variable(each), json.dumps(value) if isinstance(value, list | dict) else str(value))
     else:
         record: dict[str, Any] = {}
         for each, value in values.items():
@@ -334,7 +338,9 @@ def test_named_values_stand_over_the_environment(monkeypatch: pytest.MonkeyPatch
 
 def test_flatten_gives_mlflow_params() -> None:
     flat = flatten(Settings().record())
-    assert set(flat) == set(FIELDS)
+    assert set(flat) == set(FIELDS) - {"decode.parameters"}  # it is empty
+    lossy = Settings().updated({"decode.method": "lossy", "decode.parameters": {"alpha": "0.5"}})
+    assert flatten(lossy.record())["decode.parameters.alpha"] == 0.5
     assert flat["decode.draft_length"] == 5
     assert all(not isinstance(value, dict) for value in flat.values())
 
@@ -396,5 +402,7 @@ def test_help_exits_0_without_torch_or_ray(repository: Path) -> None:
     )
     assert "exit 0 heavy []" in done.stdout
     assert "usage: python -m jobs.example [--config FILE.yaml] [--NAME VALUE ...]\n\nAn example.\n" in done.stdout
-    assert "{autoregressive,draft-only,strict,static,diversed}" in done.stdout  # as typed, not Python's names
+    assert (
+        "{autoregressive,draft-only,strict,static,diversed,lossy,chow," in done.stdout
+    )  # as typed, not Python's names
     assert "flag > variable" in done.stdout

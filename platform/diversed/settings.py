@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, NoReturn, get_args, get_origin
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -61,6 +61,24 @@ class Method(StrEnum):
     STRICT = "strict"
     STATIC = "static"
     DIVERSED = "diversed"
+    LOSSY = "lossy"
+    CHOW = "chow"
+    DIFF = "diff"
+    OPT = "opt"
+    TOKEN_V1 = "token-v1"  # noqa: S105
+    TOKEN_V2 = "token-v2"  # noqa: S105
+    TOKEN_V3 = "token-v3"  # noqa: S105
+    TYPICAL = "typical"
+    CACTUS = "cactus"
+    FUZZY = "fuzzy"
+    TRT_LLM = "trt-llm"
+    MENTORED = "mentored"
+    TRUNCATED = "truncated"
+
+    @property
+    def drafts(self) -> bool:
+        """Whether there is anything to verify."""
+        return self not in (Method.AUTOREGRESSIVE, Method.TRUNCATED)
 
 
 class Placement(StrEnum):
@@ -114,6 +132,14 @@ def _folder(value: Path) -> Path:
         return value.expanduser().absolute()
     except RuntimeError as error:
         raise ValueError("no such user's home; give an absolute path") from error
+
+
+def _number(value: Any) -> Any:
+    """Text that is a number as the number: flags and variables hold text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value
 
 
 Source = Annotated[str, AfterValidator(_absolute)]
@@ -186,6 +212,10 @@ class DecodeSettings(Group):
     cap: float = Field(
         math.inf, ge=1, allow_inf_nan=True, description="overshoot cap c of the ensemble family: out <= c*p; inf is off"
     )
+    parameters: dict[str, Annotated[float | str, BeforeValidator(_number)]] = Field(
+        {}, description="parameters of a baseline's rule, e.g. alpha=0.5; what is left out has the rule's default"
+    )
+    repaired: bool = Field(False, description="a baseline's rule OR strict, with strict's replacement")
     temperature: float = Field(1.0, ge=0, description="0 is greedy: mixture-argmax")
     top_k: int = Field(0, ge=0, description="keep the k likeliest tokens on both sides; 0 is off")
     top_p: float = Field(1.0, gt=0, le=1, description="keep the smallest set of this mass on both sides; 1 is off")
@@ -450,7 +480,10 @@ def load_settings(argv: Sequence[str] | None = None, program: str = "diversed", 
         _refuse(error)
     except SettingsError as error:
         cause = error.__cause__
-        raise ConfigError(f"{error}: {cause}; a variable holds a list as [0.9,0.5], a flag as 0.9,0.5") from error
+        raise ConfigError(
+            f"{error}: {cause}; a variable holds a list as [0.9,0.5] and names as "
+            '{"alpha":0.5}, a flag 0.9,0.5 and alpha=0.5'
+        ) from error
 
 
 def named_settings(values: Mapping[str, Any]) -> Settings:

@@ -78,6 +78,16 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.usefixtures("kept")
+def test_laws_before_temperature_reach_the_target(pair: Pair, prompts: list[list[int]]) -> None:
+    decode = DecodeSettings(method="opt", temperature=0.3, batch_size=8, parameters={"alpha": 0.3})
+    here, there = (engine_for(settings, pair, decode) for settings in (IN_PROCESS, ACTORS))
+    try:
+        assert outcome(there, requests_of(prompts, decode)) == outcome(here, requests_of(prompts, decode))
+    finally:
+        there.close()
+
+
+@pytest.mark.usefixtures("kept")
 @pytest.mark.parametrize("drafter", list(DrafterKind))
 def test_options_of_requests_alike(pair: Pair, prompts: list[list[int]], drafter: DrafterKind) -> None:
     """Cases 4, 7, 13 and 19 in actors; prompt lookup needs the target's actor alone."""

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from diversed.verification import Laws
+
 PAGE = Path(__file__).parents[2] / "platform" / "docs" / "engine.md"
 
 
@@ -25,11 +27,10 @@ def test_a_rule_and_a_drafter_take_under_30_lines_and_work(blocks: list[str]) ->
     lossy_tokens = names["generation"].tokens
 
     p, q = torch.tensor([0.50, 0.30, 0.15, 0.05]), torch.tensor([0.20, 0.50, 0.10, 0.20])
-    x_BN, ones_BN = torch.arange(4)[:, None], torch.ones(4, 1)
+    every = Laws(p.expand(4, 4), q.expand(4, 4), torch.arange(4))
     for alpha, accepted in ((0.3, 0.8), (0.5, 0.9)):  # golden rows of the method
         example = names["Lossy"](names["Method"].STRICT, 1.0, alpha=alpha)
-        accept_V = example.accept(p.expand(4, 1, 4), q.expand(4, 1, 4), x_BN, ones_BN)[:, 0]
-        assert float((q * accept_V).sum()) == pytest.approx(accepted)
+        assert float((q * example.accept(every)).sum()) == pytest.approx(accepted)
 
     for block in (drafter, with_drafter):
         exec(compile(block, str(PAGE), "exec"), names)  # noqa: S102

@@ -16,7 +16,7 @@ from diversed.decoding import Request, build_engine
 from diversed.errors import ConfigError, RequestError
 from diversed.models import load_pair
 from diversed.settings import DecodeSettings, DrafterKind, Method, PairSettings
-from diversed.verification import Kind
+from diversed.verification import RULES, Kind, Laws, emitted_law, rule_of
 
 Generate = Callable[..., Any]
 VOCAB = 16
@@ -270,6 +270,35 @@ def test_the_engine_emits_the_exact_law(
     common = int(first.mode().values)
     second = torch.tensor(tokens(generations))[first == common][:, 1]
     assert_law(second, law(pair.target, [*prompt, common]))  # the budget leaves it no draft: its law is the target's
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("lossy", {"alpha": 0.4}), ("token-v1", {"alpha": 0.1}), ("opt", {"alpha": 0.2}), ("cactus", {"delta": 0.3})],
+)
+def test_baselines_emit_their_exact_law(
+    tiny_pair: Any, generate: Generate, method: str, parameters: dict[str, float], temperature: float
+) -> None:
+    """4000 first tokens against the law computed from the models' own logits, with p0 and q0 before temperature."""
+    pair, prompt, n = tiny_pair(), [3, 7, 4], 4000
+    generations = generate(pair, [prompt] * n, method, temperature, batch=500, new=2, parameters=parameters)
+    logits = [model(torch.tensor([prompt])).logits[0, -1].double() for model in (pair.target, pair.draft)]
+    p, q = ((each / temperature).softmax(-1) for each in logits)
+    p0, q0 = (each.softmax(-1) for each in logits)
+    rule = rule_of(DecodeSettings(method=Method(method), parameters=parameters))
+    _, out = emitted_law(rule, Laws(p, q, torch.tensor(0), 1.0, p0, q0))
+    assert_law(torch.tensor(tokens(generations))[:, 0], out)
+
+
+@pytest.mark.parametrize("method", list(RULES))
+def test_baselines_answer_alike_alone_and_in_a_batch(
+    tiny_pair: Any, prompts: Any, generate: Generate, method: str
+) -> None:
+    pair = tiny_pair(eos=(2,))
+    for temperature in (0.8, 0.0):
+        batched = generate(pair, prompts[:4], method, temperature, new=10)
+        assert tokens(batched) == tokens(generate(pair, prompts[:4], method, temperature, new=10, batch=1))
 
 
 PROCESSED = [{"top_k": 5}, {"top_p": 0.8}, {"temperature": 0.7}, {"repetition_penalty": 1.3}, {"min_p": 0.1}]

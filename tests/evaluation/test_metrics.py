@@ -19,7 +19,8 @@ from diversed.evaluation.metrics import (
     paired_quality,
     summarise,
 )
-from diversed.verification import output_law
+from diversed.settings import Method
+from diversed.verification import Laws, Rule, emitted_law
 
 BOOTSTRAP = Bootstrap(200)
 Make = Callable[..., Generation]
@@ -70,7 +71,8 @@ Q = torch.tensor([0.20, 0.50, 0.10, 0.20], dtype=torch.float64)
 )
 def test_divergences_are_unbiased(w: float, cap: float, tv: float, overshoot: float) -> None:
     """Weighted by the golden output law, the per-token terms sum to TV(out, p), the mass above 2p, and KL(out || p)."""
-    out = output_law(P, Q, w, cap).numpy()
+    _, out_V = emitted_law(Rule(Method.STATIC, w, cap), Laws(P, Q, torch.tensor(0), w))
+    out = out_V.numpy()
     terms = [_divergences(P[[x]].numpy(), Q[[x]].numpy(), np.array([w]), cap, temperature=1.0) for x in range(4)]
 
     def expected(name: str) -> float:

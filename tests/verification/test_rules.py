@@ -15,11 +15,13 @@ from torch import Tensor
 
 from diversed.settings import DecodeSettings, Method
 from diversed.verification import (
+    Laws,
     Rule,
     accept_probability,
     draw,
-    output_law,
+    emitted_law,
     residual,
+    rule_of,
     sampling_law,
     total_variation,
     verify,
@@ -55,6 +57,11 @@ def test_case_03_the_replacement_law_is_normalised_by_its_mass() -> None:
     """Planted fault: the residual by softmax, which gives tokens with p <= q a probability."""
     assert total_variation(P, Q).item() == pytest.approx(0.35, abs=1e-6)
     torch.testing.assert_close(residual(P, Q), torch.tensor([6 / 7, 0.0, 1 / 7, 0.0]))
+
+
+def output_law(p: Tensor, q: Tensor, w: float, cap: float = INF) -> Tensor:
+    """Law of the emitted token under a member of the family."""
+    return emitted_law(Rule(Method.STATIC, w, cap), Laws(p, q, torch.tensor(0), w))[1]
 
 
 laws = st.lists(st.integers(0, 1000), min_size=5, max_size=5).filter(lambda counts: sum(counts) > 0)
@@ -93,7 +100,8 @@ def test_the_uncapped_law_is_the_mixture_and_acceptance_is_one_minus_w_tv(a: lis
 
 def test_rules_carry_the_parameters_of_their_method_only() -> None:
     decode = {"weight": 0.3, "cap": 2.0}
-    rules = {method: Rule.of(DecodeSettings(method=method, **decode)) for method in Method}
+    family = (Method.AUTOREGRESSIVE, Method.STRICT, Method.DRAFT_ONLY, Method.STATIC, Method.DIVERSED)
+    rules = {method: rule_of(DecodeSettings(method=method, **decode)) for method in family}
     assert {method: (rule.weight, rule.cap) for method, rule in rules.items()} == {
         Method.AUTOREGRESSIVE: (1.0, INF),
         Method.STRICT: (1.0, INF),

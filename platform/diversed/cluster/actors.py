@@ -34,7 +34,7 @@ from diversed.decoding.roles import (
 )
 from diversed.errors import ClusterError, DiversedError
 from diversed.models import Pair, load_pair, set_threads
-from diversed.settings import DecodeSettings, DrafterKind, Method, PairSettings, Placement
+from diversed.settings import DecodeSettings, DrafterKind, PairSettings, Placement
 from diversed.verification import Rule, Verdict
 
 __all__ = ["engine_for"]
@@ -60,13 +60,13 @@ def engine_for(
     if settings.placement is Placement.IN_PROCESS:
         return build_engine(pair, decode, head, collect)
     rule, weigh = rule_and_weigh(decode, head)
-    drafts = rule.method is not Method.AUTOREGRESSIVE and decode.drafter is DrafterKind.MODEL
+    drafts = rule.method.drafts and decode.drafter is DrafterKind.MODEL
     actors = _Actors.shared(settings, drafts)
     target = RemoteTarget(actors, rule, weigh, collect)
     drafter: Drafter | None = None
     if drafts:
-        drafter = RemoteDrafter(actors, hidden=collect or weigh is not None)
-    elif rule.method is not Method.AUTOREGRESSIVE:
+        drafter = RemoteDrafter(actors, collect or weigh is not None, rule.untempered)
+    elif rule.method.drafts:
         drafter = PromptLookup(pair.vocab_size, pair.eos_ids, decode.ngram)
     return Engine(drafter, target, decode, pair)
 
@@ -114,10 +114,10 @@ class DraftActor(_ModelActor[LocalDrafter]):
     def load(self) -> None:
         self.model = self.pair.draft
 
-    def open(self, role: int, hidden: bool) -> None:
+    def open(self, role: int, hidden: bool, untempered: bool) -> None:
         pair = self.pair
         self.roles[role] = LocalDrafter(
-            self.model, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K, pair.compiled
+            self.model, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K, pair.compiled, untempered
         )
 
     def propose(self, role: int, block: DraftInput, *_before: None) -> Proposal:
@@ -302,8 +302,8 @@ class RemoteDrafter(_RemoteRole):
 
     name = "draft"
 
-    def __init__(self, actors: _Actors, hidden: bool) -> None:
-        super().__init__(actors, hidden)
+    def __init__(self, actors: _Actors, hidden: bool, untempered: bool) -> None:
+        super().__init__(actors, hidden, untempered)
 
     def propose(self, block: DraftInput) -> "Reference[Proposal]":
         proposal: Reference[Proposal] = self._actor.propose.remote(self._role, block, *self._dependencies())

@@ -154,11 +154,10 @@ class SlotModel:
         N = tokens_BN.shape[1]
         if len(self._columns_C) < N:
             self._columns_C = np.arange(max(N, BAND))
-        positions_B1N1 = torch.from_numpy((starts_B[:, None] + self._columns_C[:N])[:, None, :, None])
-        if self.device.type != "cpu":
-            positions_B1N1 = positions_B1N1.to(self.device)
-        positions_BN = positions_B1N1[:, 0, :, 0]
-        earliest, latest = int(starts_B.min()), int(starts_B.max())
+        positions_BN = torch.from_numpy(starts_B[:, None] + self._columns_C[:N]).to(self.device)
+        positions_B1N1 = positions_BN[:, None, :, None]
+        starts = starts_B.tolist()
+        earliest, latest = min(starts), max(starts)
         visible = min(-(-(latest + N) // self._bucket) * self._bucket, self.cache.capacity)
         self.cache.point(rows, positions_B1N1, visible)
         # Padding may stand past the last position that the model knows; nothing that counts ever does.

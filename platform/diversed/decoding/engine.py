@@ -43,13 +43,12 @@ from diversed.decoding.roles import (
 from diversed.errors import ConfigError, RequestError
 from diversed.models import Pair, StopFinder
 from diversed.settings import DecodeSettings, DrafterKind, Method
-from diversed.verification import Kind, Rule, Verdict
+from diversed.verification import Kind, Rule, Verdict, rule_of
 
 __all__ = ["Engine", "build_engine", "rule_and_weigh"]
 
 logger = logging.getLogger(__name__)
 
-DRAFT, COIN, LAST = range(3)  # purposes of the noise
 PREFILL_TOKENS = 1024  # of all rows together in a forward that reads prompts: bounds its memory
 FIRST_LOGITS = 2**24  # of a first round that also reads prompts; more would cost more than the forward it saves
 
@@ -89,7 +88,7 @@ class Engine:
         self._warned = False
         # Per slot; positions count prompt and output.
         self._tokens_SC = np.zeros((0, 0), dtype=np.int64)
-        self._noise_3ST = np.zeros((3, 0, 0))
+        self._noise_3ST = np.zeros((3, 0, 0))  # draft draws, acceptance coins, draws of the last token
         self._numbers_4ST = np.zeros((4, 0, 0), dtype=np.float32)
         self._rounds_2ST = np.zeros((2, 0, 0), dtype=np.int64)  # accepted and drafted of each round
         self._features_STD: Tensor | None = None
@@ -99,6 +98,7 @@ class Engine:
         self._draft_read_S = np.zeros(self.slots, dtype=np.int64)  # of these, in the drafter's cache
         self._target_read_S = np.zeros(self.slots, dtype=np.int64)
         self._round_S = np.zeros(self.slots, dtype=np.int64)
+        self._is_stopped_S = np.zeros(self.slots, dtype=bool)  # in this round
         self._row_S1 = np.arange(self.slots)[:, None]
 
     # -- what callers use ----------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ class Engine:
             limit_B = np.minimum(limit_B, self._draft_context - total_B)
         N = max(int(limit_B.max()), 0)
         at_BM = (total_B - self._prompt_S[:B])[:, None] + np.arange(N + 1)
-        noise_3BM = torch.from_numpy(self._noise_3ST[:, row_B1, at_BM])
+        u_BM, coins_BM, last_BM = self._noise_3ST[:, row_B1, at_BM]
         sampling = self._sampling_now()
         proposal = None
         if N > 0 and self.drafter is not None:
@@ -394,14 +394,19 @@ class Engine:
                 count_B,
                 read_B,
                 np.maximum(limit_B, 0),
-                noise_3BM[DRAFT, :, :N],
+                torch.from_numpy(u_BM[:, :N]),
                 sampling,
             )
             proposal = self.drafter.propose(block)
         read_B = self._target_read_S[:B].copy()
         count_B = total_B - read_B
         verify = VerifyInput(
-            self._unread(read_B, count_B), count_B, read_B, noise_3BM[COIN, :, :N], noise_3BM[LAST], sampling
+            self._unread(read_B, count_B),
+            count_B,
+            read_B,
+            torch.from_numpy(coins_BM[:, :N]),
+            torch.from_numpy(last_BM),
+            sampling,
         )
         verdict, features_BMD = self.target.verify(verify, proposal)
         ended_B = self._emit(verdict, features_BMD, at_BM)
@@ -432,10 +437,12 @@ class Engine:
         B, M = tokens_BM.shape
         total_B, row_B1, row_B = self._total_S[:B], self._row_S1[:B], self._row_S1[:B, 0]
         at_BM = at_BM[:, :M]
-        emitted_B = accepted_B + 1
-        is_end_BM = self._is_end_V[tokens_BM] & (np.arange(M) < emitted_B[:, None])
-        stopped_B = is_end_BM.any(1)
-        if stopped_B.any():
+        emitted_B, stopped_B = accepted_B + 1, self._is_stopped_S[:B]
+        stopped_B[:] = False
+        is_end_BM = self._is_end_V[tokens_BM]
+        if is_end_BM.any():
+            is_end_BM &= np.arange(M) < emitted_B[:, None]
+            stopped_B |= is_end_BM.any(1)
             emitted_B = np.where(stopped_B, is_end_BM.argmax(1) + 1, emitted_B)
         if self._finders:
             self._find_stops(tokens_BM, emitted_B, stopped_B)
@@ -568,7 +575,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def rule_and_weigh(decode: DecodeSettings, head: Weigh | None) -> tuple[Rule, Weigh | None]:
     """The rule of `decode` and, where its weight is learned, what gives it. ConfigError if they do not fit."""
-    rule = Rule.of(decode)
+    rule = rule_of(decode)
     if rule.method is Method.DIVERSED:
         if head is None:
             raise ConfigError("decode.method = 'diversed': needs a verifier; give --verifier.checkpoint or train one")
@@ -584,11 +591,18 @@ def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, 
     """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position."""
     rule, weigh = rule_and_weigh(decode, head)
     drafter: Drafter | None = None
-    if rule.method is not Method.AUTOREGRESSIVE:
+    if rule.method.drafts:
         if decode.drafter is DrafterKind.PROMPT_LOOKUP:
             drafter = PromptLookup(pair.vocab_size, pair.eos_ids, decode.ngram)
         else:
-            hidden = collect or weigh is not None
-            drafter = LocalDrafter(pair.draft, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K, pair.compiled)
+            drafter = LocalDrafter(
+                pair.draft,
+                pair.vocab_size,
+                pair.eos_ids,
+                hidden=collect or weigh is not None,
+                words_K=pair.draft_words_K,
+                compiled=pair.compiled,
+                untempered=rule.untempered,
+            )
     target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect, pair.compiled)
     return Engine(drafter, target, decode, pair)

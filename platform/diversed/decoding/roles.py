@@ -91,6 +91,17 @@ class Sampling:
             logits_BNV = self.history.penalised(logits_BNV, drafted)
         return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B)
 
+    @property
+    def shapes(self) -> bool:
+        """Whether any row has a temperature or filter, greedy ones apart: their laws are soft."""
+        return any(value is not None for value in (self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B))
+
+    def untempered(self, logits_BNV: Tensor, drafted: Sequence[Tensor]) -> Tensor:
+        """`law` without temperature and filters."""
+        return Sampling(bias_tokens_BK=self.bias_tokens_BK, bias_BK=self.bias_BK, history=self.history).law(
+            logits_BNV, drafted
+        )
+
     def to(self, device: torch.device) -> "Sampling":
         return self if device.type == "cpu" else _moved(self, device)
 
@@ -115,6 +126,7 @@ class Proposal:
     drafted_B: Tensor  # valid tokens per row: at most its limit, none after an EOS
     q_BNV: Tensor
     hidden_BND: Tensor | None
+    untempered_BNV: Tensor | None = None  # q before temperature and filters, if asked for and another law
 
     def to(self, device: torch.device) -> "Proposal":
         return self if self.tokens_BN.device == device else _moved(self, device)
@@ -181,13 +193,15 @@ class LocalDrafter(_LocalRole):
         hidden: bool,
         words_K: Tensor | None = None,
         compiled: bool = False,
+        untempered: bool = False,
     ) -> None:
-        """`words_K`: the only tokens that are drafted, None for all."""
+        """`words_K`: the only tokens that are drafted, None for all. `untempered`: proposals carry that law as well."""
         super().__init__(SlotModel(model, vocab_size, words_K, hidden, compiled))
+        self.untempered = untempered
         self.ends_V = _table(eos_ids, vocab_size, self.slots.device)
         # Nothing follows an EOS; but asking a GPU would cost more than the forwards that may be saved.
         self._stops_early = bool(eos_ids) and self.slots.device.type == "cpu"
-        self._ends_V = self.ends_V.cpu().numpy()
+        self._eos_ids = frozenset(eos_ids)
 
     @torch.inference_mode()
     def propose(self, block: DraftInput) -> Proposal:
@@ -196,8 +210,8 @@ class LocalDrafter(_LocalRole):
         sampling, u_N = block.sampling.to(device), block.u_BN[:, :, None, None].to(device).unbind(1)
         feed_BK, starts_B = self._on_device(block.tokens_BK), block.starts_B
         tokens: list[Tensor] = []
-        laws, hiddens = [], []
-        ended_B1 = np.zeros((len(block.limit_B), 1), dtype=bool)
+        laws, hiddens, untempered = [], [], []
+        goes_on = set(range(len(block.limit_B)))  # rows without an EOS
         for i in range(int(block.limit_B.max())):
             if i == 0:  # a row's newest token matters; what follows it is padding
                 logits_B1V, hidden_B1D = self.slots.forward_from(rows, feed_BK, starts_B, block.counts_B - 1, 1)
@@ -213,15 +227,19 @@ class LocalDrafter(_LocalRole):
             laws.append(q_B1V)
             if hidden_B1D is not None:
                 hiddens.append(hidden_B1D)
+            if self.untempered and sampling.shapes:
+                untempered.append(sampling.untempered(logits_B1V, tokens[:-1]))
             if self._stops_early:
-                ended_B1 |= self._ends_V[x_B1.numpy()]
-                if ended_B1.all():
+                goes_on -= {row for row, (token,) in enumerate(x_B1.tolist()) if token in self._eos_ids}
+                if not goes_on:
                     break
         x_BN = torch.cat(tokens, 1)
         drafted_B = self._on_device(block.limit_B)
-        if ended_B1.any() or not self._stops_early:
+        if len(goes_on) < len(drafted_B) or not self._stops_early:
             drafted_B = _until_end(self.ends_V[x_BN], drafted_B)
-        return Proposal(x_BN, drafted_B, torch.cat(laws, 1), torch.cat(hiddens, 1) if hiddens else None)
+        hidden_BND = torch.cat(hiddens, 1) if hiddens else None
+        untempered_BNV = torch.cat(untempered, 1) if untempered else None
+        return Proposal(x_BN, drafted_B, torch.cat(laws, 1), hidden_BND, untempered_BNV)
 
 
 class PromptLookup:
@@ -301,7 +319,12 @@ class LocalTarget(_LocalRole):
         logits_BMV, hidden_BMD = self.slots.forward_from(
             slice(0, B), feed_BX, block.starts_B, block.counts_B - 1, N + 1
         )
-        p_BMV = sampling.law(logits_BMV, x_BN.split(1, 1) if sampling.history is not None else ())
+        drafted = x_BN.split(1, 1) if sampling.history is not None else ()
+        p_BMV = sampling.law(logits_BMV, drafted)
+        untempered = None
+        if self.rule.untempered and proposal is not None and sampling.shapes:
+            q0_BNV = proposal.q_BNV if proposal.untempered_BNV is None else proposal.untempered_BNV
+            untempered = (sampling.untempered(logits_BMV, drafted), q0_BNV)
         features_BMD = None
         if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
             features_BMD = torch.cat([pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)
@@ -318,6 +341,7 @@ class LocalTarget(_LocalRole):
             block.u_BM[:, : N + 1].to(device),
             sampling.greedy_B,
             w_BN,
+            untempered,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
 

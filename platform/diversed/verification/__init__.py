@@ -1,18 +1,22 @@
 """Verification rules: pure functions on tensors. No model, no cache, no I/O."""
 
+from diversed.verification.baselines import RULES, rule_of
 from diversed.verification.laws import biased, draw, penalised, residual, sampling_law, total_variation
-from diversed.verification.rules import Kind, Rule, Verdict, accept_probability, output_law, verify
+from diversed.verification.rules import Kind, Laws, Rule, Verdict, accept_probability, emitted_law, verify
 
 __all__ = [
+    "RULES",
     "Kind",
+    "Laws",
     "Rule",
     "Verdict",
     "accept_probability",
     "biased",
     "draw",
-    "output_law",
+    "emitted_law",
     "penalised",
     "residual",
+    "rule_of",
     "sampling_law",
     "total_variation",
     "verify",

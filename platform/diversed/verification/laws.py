@@ -96,7 +96,7 @@ def draw(law_V: Tensor, u_1: Tensor) -> Tensor:
 
 def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:
     """`TV(p, q) = 0.5 * sum |p - q|` over the last axis."""
-    return 0.5 * (p_V - q_V).abs_().sum(-1)
+    return (p_V - q_V).abs_().sum(-1).mul_(0.5)
 
 
 def residual(p_V: Tensor, q_V: Tensor) -> Tensor:

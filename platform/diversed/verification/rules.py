@@ -1,12 +1,12 @@
-"""How a drafted token is judged: one family, one function.
+"""How a drafted token is judged: what a rule is, the paper's family of rules, and the one function that applies them.
 
-Every method here is a point (w, c) of the capped ensemble (method.md 5.5): accept `x ~ q` with probability
+Every method of the family is a point (w, c) of the capped ensemble (method.md 5.5): accept `x ~ q` with probability
 
     a(x) = 1                                     where q(x) <= p(x)
            min(v(x), c * p(x)) / q(x)            elsewhere,   v = w*p + (1-w)*q
 
 and replace a rejected token by a draw from `norm((p-q)+)`. c = inf gives `1 - w + w*p(x)/q(x)` (DIVERSED, static),
-w = 1 or c = 1 gives strict speculative decoding, w = 0 accepts all.
+w = 1 or c = 1 gives strict speculative decoding, w = 0 accepts all. All other rules are in `baselines.py`.
 
 Shapes: B rows, N drafted positions, M = N + 1 verified positions (the last one has no draft), V vocabulary.
 p target law, q draft law, v verification law, w weight on the target.
@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from diversed.settings import DecodeSettings, Method
+from diversed.settings import Method
 from diversed.verification.laws import draw, residual, total_variation
 
-__all__ = ["Kind", "Rule", "Verdict", "accept_probability", "output_law", "verify"]
+__all__ = ["Kind", "Laws", "Rule", "Verdict", "accept_probability", "emitted_law", "verify"]
 
 
 class Kind(IntEnum):
@@ -35,46 +35,73 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Laws:
+    """What a rule may look at, at any number of positions: laws [..., V], drafted tokens and weights [...]."""
+
+    p: Tensor
+    q: Tensor
+    x: Tensor
+    w: Tensor | float = 1.0
+    # Before temperature and filters; None where these change nothing.
+    untempered_p: Tensor | None = None
+    untempered_q: Tensor | None = None
+
+    def of_x(self, law_V: Tensor) -> Tensor:
+        """A law's probability of the drafted token, [...]."""
+        return law_V.gather(-1, self.x[..., None]).squeeze(-1)
+
+    @property
+    def p0(self) -> Tensor:
+        return self.p if self.untempered_p is None else self.untempered_p
+
+    @property
+    def q0(self) -> Tensor:
+        return self.q if self.untempered_q is None else self.untempered_q
+
+
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A method and its parameters. `weight` None: the weight is learned, and given per position.
 
-    Its three functions are all that a verification asks of a rule: another rule is a subclass with other ones.
+    Its functions are all that a verification asks of a rule: another rule is a subclass with other ones.
     """
 
     method: Method
-    weight: float | None
+    weight: float | None = 1.0
     cap: float = math.inf
 
-    @classmethod
-    def of(cls, decode: DecodeSettings) -> "Rule":
-        weights = {
-            Method.AUTOREGRESSIVE: 1.0,
-            Method.STRICT: 1.0,
-            Method.DRAFT_ONLY: 0.0,
-            Method.STATIC: decode.weight,
-            Method.DIVERSED: None,
-        }
-        relaxed = decode.method in (Method.STATIC, Method.DIVERSED)
-        return cls(decode.method, weights[decode.method], decode.cap if relaxed else math.inf)
+    @property
+    def untempered(self) -> bool:
+        """Whether it looks at the laws before temperature and filters."""
+        return False
 
-    def accept(self, p_BNV: Tensor, q_BNV: Tensor, x_BN: Tensor, w_BN: Tensor | float) -> Tensor:
-        """P(accept) of the drafted tokens, [B, N]; `w` is `weight`, or what was learned."""
-        x_BN1 = x_BN[..., None]
-        p_x_BN, q_x_BN = p_BNV.gather(-1, x_BN1).squeeze(-1), q_BNV.gather(-1, x_BN1).squeeze(-1)
-        return accept_probability(p_x_BN, q_x_BN, w_BN, self.cap)
+    def accept(self, laws: Laws) -> Tensor:
+        """P(accept) of the drafted tokens, [...]."""
+        return accept_probability(laws.of_x(laws.p), laws.of_x(laws.q), laws.w, self.cap)
 
-    def replacement(self, p_BV: Tensor, q_BV: Tensor) -> Tensor:
-        """The law of the token in a rejected one's place, [B, V]; where q = 0 (nothing was drafted) it must be p."""
-        return residual(p_BV, q_BV)
+    def replacement(self, laws: Laws) -> Tensor:
+        """The law of the token in the place of `x`, which was rejected, [..., V]; it need not be normalised.
 
-    def greedy_law(self, p_BNV: Tensor, q_BNV: Tensor, w_BN: Tensor | float) -> Tensor:
-        """What a greedy row takes the argmax of: `min(v, c*p)`, not normalised, [B, N, V]."""
-        w_BN1 = w_BN if isinstance(w_BN, float) else w_BN[..., None]
-        v_BNV = w_BN1 * p_BNV + (1 - w_BN1) * q_BNV
-        return v_BNV if self.cap == math.inf else torch.minimum(v_BNV, self.cap * p_BNV)
+        Where q = 0 (nothing was drafted) it must be p.
+        """
+        return residual(laws.p, laws.q)
+
+    def autoregressive(self, p_V: Tensor) -> Tensor:
+        """The law of a token for which nothing was drafted because there is no drafter, [..., V]."""
+        return p_V
+
+    def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
+        """At temperature 0: which tokens are kept, and which stand in for those that are not, [...] each.
+
+        Here `mixture-argmax`: x is kept if it is the argmax of `min(v, c*p)`, else that argmax is emitted.
+        """
+        w_1 = laws.w if isinstance(laws.w, float) else laws.w[..., None]
+        v_V = w_1 * laws.p + (1 - w_1) * laws.q
+        best = (v_V if self.cap == math.inf else torch.minimum(v_V, self.cap * laws.p)).argmax(-1)
+        return laws.x == best, best
 
 
-STRICT = Rule(Method.STRICT, 1.0)
+STRICT = Rule(Method.STRICT)
 
 
 @dataclass(slots=True)
@@ -111,10 +138,25 @@ def accept_probability(p: Tensor, q: Tensor, w: Tensor | float, cap: float = mat
     return torch.where(q <= p, 1.0, bounded / q)
 
 
-def output_law(p_V: Tensor, q_V: Tensor, w: float, cap: float = math.inf) -> Tensor:
-    """Exact law of the emitted token, [..., V]: `q*a + (1 - sum q*a) * norm((p-q)+)`."""
-    kept_V = q_V * accept_probability(p_V, q_V, w, cap)
-    return kept_V + (1 - kept_V.sum(-1, keepdim=True)) * residual(p_V, q_V)
+def emitted_law(rule: Rule, laws: Laws) -> tuple[Tensor, Tensor]:
+    """Exact P(accept) and law of the emitted token under any rule, [...] and [..., V]; `laws.x` is not looked at.
+
+    `out = sum_x q(x) (a(x) 1_x + (1 - a(x)) r_x)`: every token of the vocabulary is tried as the drafted one, so it
+    takes V^2 numbers a position.
+    """
+    V = laws.p.shape[-1]
+    shape = (*laws.p.shape[:-1], V)  # [..., X]: one entry for each token as x
+    w = laws.w if isinstance(laws.w, float) else laws.w[..., None].expand(shape)
+
+    def each(law_V: Tensor | None) -> Tensor | None:
+        return None if law_V is None else law_V[..., None, :].expand(*shape, V)
+
+    x_X = torch.arange(V, device=laws.p.device).expand(shape)
+    every = Laws(each(laws.p), each(laws.q), x_X, w, each(laws.untempered_p), each(laws.untempered_q))  # type: ignore[arg-type]
+    kept_X = laws.q * rule.accept(every)
+    law_XV = rule.replacement(every)
+    law_XV = law_XV / law_XV.sum(-1, keepdim=True)
+    return kept_X.sum(-1), kept_X + ((laws.q - kept_X)[..., None] * law_XV).sum(-2)
 
 
 def verify(
@@ -127,34 +169,46 @@ def verify(
     u_BM: Tensor,
     greedy_B: Tensor | None = None,
     w_BN: Tensor | None = None,
+    untempered: tuple[Tensor, Tensor] | None = None,
 ) -> Verdict:
     """One round for B rows (method.md 2): accept a prefix of `x`, then emit one replacement or bonus token.
 
     `drafted_B` <= N tokens of a row are up for verification. `coins_BN` decide acceptance, `u_BM` draws the last
-    token; all uniform in [0, 1). Rows of `greedy_B` follow `mixture-argmax`: accept iff `x == argmax v`, replace by
-    `argmax v`, bonus `argmax p`. `w_BN` is for a rule whose weight is learned. N = 0 is one autoregressive step.
+    token; all uniform in [0, 1). Rows of `greedy_B` take what the rule's `greedy` says, and as bonus `argmax p`.
+    `w_BN` is for a rule whose weight is learned. `untempered` are p_BMV and q_BNV before temperature and filters, where
+    these differ and the rule looks at them. N = 0 is one autoregressive step.
     """
     N = p_BMV.shape[1] - 1
     if N == 0:
-        return _autoregressive_step(p_BMV, u_BM, greedy_B)
+        return _autoregressive_step(rule.autoregressive(p_BMV), u_BM, greedy_B)
     valid_BN = torch.arange(N, device=p_BMV.device) < drafted_B[:, None]
     weight: Tensor | float = 1.0 if rule.weight is None else rule.weight
     if w_BN is not None:
         weight = w_BN
 
     p_BNV = p_BMV[:, :N]
-    accept_BN = coins_BN < rule.accept(p_BNV, q_BNV, x_BN, weight)
+    p0_BMV, q0_BNV = untempered or (None, None)
+    laws = Laws(p_BNV, q_BNV, x_BN, weight, None if p0_BMV is None else p0_BMV[:, :N], q0_BNV)
+    accept_BN = coins_BN < rule.accept(laws)
     if greedy_B is not None:
-        best_BM = torch.cat([rule.greedy_law(p_BNV, q_BNV, weight), p_BMV[:, N:]], 1).argmax(-1)
+        keep_BN, best_BN = rule.greedy(laws)
         # Past the drafted tokens the law is p, as after the last of them.
-        best_BM = torch.where(pad(valid_BN, (0, 1)), best_BM, p_BMV.argmax(-1))
-        accept_BN = torch.where(greedy_B[:, None], x_BN == best_BM[:, :N], accept_BN)
+        best_BM = p_BMV.argmax(-1)
+        best_BM[:, :N] = torch.where(valid_BN, best_BN, best_BM[:, :N])
+        accept_BN = torch.where(greedy_B[:, None], keep_BN, accept_BN)
     accepted_B = (accept_BN & valid_BN).cumprod(-1).sum(-1)
 
     row_B, last_B1 = torch.arange(len(accepted_B), device=p_BMV.device), accepted_B[:, None]
-    # q = 0 after the last drafted token: the residual of p and q is p, which is the bonus token's law.
-    q_last_BV = q_BNV[row_B, accepted_B.clamp_max(N - 1)] * (last_B1 < drafted_B[:, None])
-    last_token_B1 = draw(rule.replacement(p_BMV[row_B, accepted_B], q_last_BV), u_BM.gather(1, last_B1))[:, None]
+    at_B, is_drafted_B1 = accepted_B.clamp_max(N - 1), last_B1 < drafted_B[:, None]
+    # q = 0 after the last drafted token: what replaces it is drawn from p, which is the bonus token's law.
+    last = Laws(
+        p_BMV[row_B, accepted_B],
+        q_BNV[row_B, at_B] * is_drafted_B1,
+        x_BN[row_B, at_B],
+        untempered_p=None if p0_BMV is None else p0_BMV[row_B, accepted_B],
+        untempered_q=None if q0_BNV is None else q0_BNV[row_B, at_B] * is_drafted_B1,
+    )
+    last_token_B1 = draw(rule.replacement(last), u_BM.gather(1, last_B1))[:, None]
     if greedy_B is not None:
         last_token_B1 = torch.where(greedy_B[:, None], best_BM.gather(1, last_B1), last_token_B1)
     tokens_BM = pad(x_BN, (0, 1)).scatter_(1, last_B1, last_token_B1)
