@@ -190,7 +190,7 @@ class PairSettings(Group):
 class TaskSettings(Group):
     """Prompts, reward and metric; the names and sizes of the splits."""
 
-    name: str = Field("arithmetic", description="arithmetic, gsm8k or cnndm")
+    name: str = Field("arithmetic", description="arithmetic, cnndm, gsm8k, humaneval, mbpp or xsum")
     data: Source | None = Field(None, description="a local .jsonl file or a hub data set id; arithmetic needs none")
     config: str | None = Field(None, description="configuration name of a hub data set")
     train_split: str = Field("train", description="hub split that training and validation prompts come from")

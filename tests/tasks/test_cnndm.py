@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from diversed.settings import TaskSettings
 from diversed.tasks import Example, Split, get_task
-from diversed.tasks.cnndm import first_words
+from diversed.tasks.rouge import first_words
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,30 @@
-"""Benchmarks: prompts, rewards and metrics. `get_task(name)` is the way in."""
+"""Benchmarks: prompts, rewards and metrics. `get_task(name)` is the way in.
+
+A task is a module of this package with a subclass of `Task` that has a name; nothing else lists it.
+"""
+
+from importlib import import_module
+from inspect import getmembers, isabstract, isclass
+from pkgutil import iter_modules
 
 from diversed.errors import ConfigError
-from diversed.tasks.arithmetic import Arithmetic
 from diversed.tasks.base import Example, Split, Task
-from diversed.tasks.cnndm import CnnDm
-from diversed.tasks.gsm8k import Gsm8k
 
 __all__ = ["TASKS", "Example", "Split", "Task", "get_task"]
 
-TASKS: dict[str, Task] = {task.name: task for task in (Arithmetic(), Gsm8k(), CnnDm())}
+
+def _found() -> dict[str, Task]:
+    tasks: dict[str, Task] = {}
+    for module in iter_modules(__path__):
+        if module.name == "sandboxed":  # a program, not a module
+            continue
+        for _, kind in getmembers(import_module(f"{__name__}.{module.name}"), isclass):
+            if issubclass(kind, Task) and not isabstract(kind):
+                tasks[kind.name] = kind()
+    return dict(sorted(tasks.items()))
+
+
+TASKS: dict[str, Task] = _found()
 
 
 def get_task(name: str) -> Task:

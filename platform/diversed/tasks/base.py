@@ -90,7 +90,7 @@ class Row:
     Attributes:
         key: Its line in the file, or its index in the hub split.
         where: The same for people, for messages.
-        columns: The text of the task's columns.
+        columns: The text of the task's columns; of a list of texts, its lines.
     """
 
     key: str
@@ -113,9 +113,9 @@ class DataSetTask(Task):
     others from `task.train_split`; where both name one split, it is one pool too.
     """
 
-    columns: ClassVar[tuple[str, str]]
+    columns: ClassVar[tuple[str, ...]]
     hub_id: ClassVar[str]
-    hub_config: ClassVar[str]
+    hub_config: ClassVar[str | None]
 
     @abstractmethod
     def example(self, row: Row, settings: TaskSettings) -> Example:
@@ -145,7 +145,7 @@ def _is_file(data: str) -> bool:
 
 
 def read_jsonl(path: Path, columns: Sequence[str]) -> list[Row]:
-    """The text `columns` of a JSON-lines file. A byte-order mark, CRLF line ends and blank lines are harmless.
+    """The `columns` of a JSON-lines file, text or lists of text. A byte-order mark, CRLF and blank lines do no harm.
 
     Raises:
         DataError: Missing file, or the first line that is not an object with these columns as text.
@@ -198,9 +198,14 @@ class _HubRows:
 
 
 def _texts(record: Mapping[str, Any], columns: Sequence[str], where: str) -> dict[str, str]:
+    texts: dict[str, str] = {}
     for column in columns:
         if column not in record:
             raise DataError(f"{where}: no column {column!r}; it has {', '.join(record) or 'none'}")
-        if not isinstance(record[column], str):
-            raise DataError(f"{where}: column {column!r} is {type(record[column]).__name__}; make it a string")
-    return {column: record[column] for column in columns}
+        value = record[column]
+        lines = [value] if isinstance(value, str) else value
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            found = type(value).__name__
+            raise DataError(f"{where}: column {column!r} is {found}; make it a string, or a list of them")
+        texts[column] = "\n".join(lines)
+    return texts

@@ -1,29 +1,12 @@
 """CNN/DailyMail summaries (See et al. 2017, arXiv:1704.04368), zero-shot, ROUGE-2."""
 
-import re
-from functools import cache
-from itertools import islice
-from typing import Any
-
 from diversed.settings import TaskSettings
 from diversed.tasks.base import DataSetTask, Example, Row
+from diversed.tasks.rouge import first_words, rouge2
 
-__all__ = ["CnnDm", "first_words"]
+__all__ = ["CnnDm"]
 
 PROMPT = "Summarize the following article:\n\nArticle: {article}\n\nSummary:"
-
-
-def first_words(text: str, limit: int) -> str:
-    """The first `limit` words of `text` with the white space between them as it was."""
-    ends = [word.end() for word in islice(re.finditer(r"\S+", text), limit)]
-    return text[: ends[-1]] if ends else ""
-
-
-@cache
-def _scorer() -> Any:
-    from rouge_score.rouge_scorer import RougeScorer  # here: it brings nltk, two seconds for one task
-
-    return RougeScorer(["rouge2"], use_stemmer=False)
 
 
 class CnnDm(DataSetTask):
@@ -40,4 +23,4 @@ class CnnDm(DataSetTask):
         return Example(f"{self.name}-{row.key}", PROMPT.format(article=article), row.columns["highlights"])
 
     def metric(self, example: Example, completion: str) -> float:
-        return float(_scorer().score(example.reference, completion)["rouge2"].fmeasure)
+        return rouge2(example.reference, completion)
