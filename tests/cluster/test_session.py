@@ -29,6 +29,7 @@ def test_local_cluster_is_new_private_and_imports_the_packages(repository: Path,
     program = textwrap.dedent(
         """
         import os
+        import signal
         from diversed.cluster import connect, nodes
         from diversed.errors import ClusterError
         import ray
@@ -38,7 +39,11 @@ def test_local_cluster_is_new_private_and_imports_the_packages(repository: Path,
             import diversed, jobs, tune_spaces, serve_apps
             return diversed.__file__
 
+        stops = []
+        signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
         with connect() as session:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stops == [signal.SIGTERM]  # the caller's handler, not Ray's, which prints a trace and aborts
             assert session.local and session.dashboard_url is None
             address = ray.get_runtime_context().gcs_address
             assert address.startswith("127.0.0."), address

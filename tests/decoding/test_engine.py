@@ -464,6 +464,7 @@ def test_equivalences_on_the_arithmetic_pair(generate: Generate) -> None:
 
 
 @pytest.mark.smollm2
+@pytest.mark.timeout(1800)
 def test_equivalences_on_smollm2(smollm2_cache: Any, generate: Generate) -> None:
     texts = [
         "The capital of France is",

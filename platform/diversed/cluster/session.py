@@ -6,8 +6,10 @@ Never a strange one: `ray.init()` alone joins any Ray that it finds on the machi
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,10 +53,14 @@ def connect(dashboard: bool = False) -> Iterator[Session]:
         yield Session(local=False, dashboard_url=_dashboard_url())
         return
     address = os.environ.get("RAY_ADDRESS")
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     if address:
         _join(address)
     else:
         _start(dashboard)
+    # Ray's own handler prints a stack trace and aborts; the caller's comes back.
+    if threading.current_thread() is threading.main_thread() and on_sigterm is not None:
+        signal.signal(signal.SIGTERM, on_sigterm)
     try:
         yield Session(local=not address, dashboard_url=_dashboard_url())
     finally:

@@ -6,11 +6,12 @@ Times are of the roles' own calls at batch 1, so they hold the forwards with sam
 """
 
 import hashlib
+import itertools
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,7 +29,9 @@ __all__ = ["Costs", "predicted_speedup", "profile_costs"]
 
 CONTEXT = 64  # tokens before the measured step
 WARMUP = 3  # calls of each kind that are not counted
-REPEATS = 15  # interleaved calls of each kind; the median counts
+REPEATS = 15  # interleaved calls of each kind, at least; the median counts
+SECONDS = 2.0  # of measuring, at least: what else the machine does comes and goes
+PROFILED = range(1, 9)  # draft lengths that are always in the profile, so that most questions share one measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +58,13 @@ def predicted_speedup(block_efficiency: float, draft_length: int, costs: Costs) 
     return block_efficiency * costs.t_autoregressive / costs.round_time(draft_length)
 
 
-def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Costs:
-    """Measure, or read from `folder` what was measured for the same pair, device, threads and lengths."""
+def profile_costs(pair: Pair, draft_lengths: Iterable[int], folder: Path) -> Costs:
+    """The pair's costs for `draft_lengths` and all common ones.
+
+    Measured once for a pair, device and number of threads, and kept in `folder`: all who ask get the same numbers.
+    """
     device = torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else platform.machine()
-    lengths = sorted({1, *(length + 1 for length in draft_lengths)})
+    lengths = {1, *(length + 1 for length in (*PROFILED, *draft_lengths))}
     words = None if pair.draft_words_K is None else len(pair.draft_words_K)
     key = json.dumps(
         [
@@ -68,7 +74,6 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
             str(pair.dtype),
             device,
             torch.get_num_threads(),
-            lengths,
             torch.__version__,
         ],
         sort_keys=True,
@@ -77,8 +82,10 @@ def profile_costs(pair: Pair, draft_lengths: Sequence[int], folder: Path) -> Cos
     if path.is_file():
         values = json.loads(path.read_text())
         values["t_target"] = {int(n): seconds for n, seconds in values["t_target"].items()}
-        return Costs(**values)
-    costs = _measure(pair, lengths, device)
+        if lengths <= set(values["t_target"]):
+            return Costs(**values)
+        lengths |= set(values["t_target"])
+    costs = _measure(pair, sorted(lengths), device)
     write_json_atomic(path, asdict(costs))
     return costs
 
@@ -106,7 +113,11 @@ def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
     calls: dict[str, Callable[[], object]] = {f"target {n}": judge(n) for n in lengths}
     calls["draft"] = lambda: drafter.propose(draft(longest))
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(WARMUP + REPEATS):
+    for repeat in itertools.count():
+        if repeat == WARMUP:
+            begin = time.perf_counter()
+        elif repeat >= WARMUP + REPEATS and time.perf_counter() - begin >= SECONDS:
+            break
         for name, call in calls.items():
             start = time.perf_counter()
             call()

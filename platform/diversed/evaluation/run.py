@@ -61,7 +61,7 @@ def run_evaluation(
             yield matched
 
     compare(pair, task, settings, queue(), examples, engine_factory, folder / "results", console, results)
-    costs = profile_costs(pair, [settings.decode.draft_length], folder)
+    costs = profile_costs(pair, [settings.decode.draft_length], settings.output / "costs")
     measure_speed(pair, settings, variants, examples, costs, engine_factory, folder / "speed.json", console)
     return write_report(folder)
 

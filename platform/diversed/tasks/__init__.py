@@ -16,8 +16,6 @@ __all__ = ["TASKS", "Example", "Split", "Task", "get_task"]
 def _found() -> dict[str, Task]:
     tasks: dict[str, Task] = {}
     for module in iter_modules(__path__):
-        if module.name == "sandboxed":  # a program, not a module
-            continue
         for _, kind in getmembers(import_module(f"{__name__}.{module.name}"), isclass):
             if issubclass(kind, Task) and not isabstract(kind):
                 tasks[kind.name] = kind()

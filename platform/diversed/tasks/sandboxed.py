@@ -12,6 +12,8 @@ import signal
 import sys
 from pathlib import Path
 
+__all__ = ["main"]
+
 # mount, host name, IPC, user, process and network namespaces
 CLONE_ALL = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
@@ -119,4 +121,5 @@ def main() -> None:
         os._exit(1)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -155,7 +155,7 @@ def decide(
     if champion is None:
         gain, faster = None, speedup.low > 1
         told = (
-            f"predicted speed-up over autoregressive {_plain(speedup)}, above 1 is asked for: there is no champion yet"
+            f"predicted speed-up over autoregressive {_plain(speedup)}, above 1 is asked for, as there was no champion"
         )
     else:
         gain = _gain(challenger, champion, costs, bootstrap)

@@ -20,8 +20,6 @@ from diversed.verifier import Head
 
 __all__ = ["Yardstick", "assess", "measured_costs", "yardstick"]
 
-PROFILED = range(1, 9)  # draft lengths that are always in the profile, so that most questions share one measurement
-
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
@@ -57,5 +55,5 @@ def assess(settings: Settings, pair: Pair, head: Head, measure: Yardstick) -> Sc
 
 
 def measured_costs(settings: Settings, pair: Pair, draft_lengths: Iterable[int] = ()) -> Costs:
-    """The pair's costs for `draft_lengths` and all common ones; measured once per device, kept in the output folder."""
-    return profile_costs(pair, sorted({*PROFILED, *draft_lengths}), settings.output / "costs")
+    """The pair's costs, kept in the output folder."""
+    return profile_costs(pair, draft_lengths, settings.output / "costs")
