@@ -431,9 +431,11 @@ def test_what_fits_one_by_one_is_decoded_one_by_one(tiny_pair: Any, prompts: Any
 
 COMPILED = """
 import json, torch
+import numpy as np
 from conftest import PROMPT_LENGTHS, CONTEXT, VOCAB, tiny_llama
 from types import SimpleNamespace
 from diversed.decoding import Request, build_engine
+from diversed.decoding.cache import SlotModel
 from diversed.settings import DecodeSettings, Method
 
 torch.set_num_threads(1)
@@ -458,6 +460,17 @@ assert answers[False] == answers[True]
 for plain, compiled in zip(answers["w"][:2], answers["w"][2:]):
     torch.testing.assert_close(plain, compiled, atol=1e-4, rtol=1e-3)
 print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+# Two models of one shape: each has graphs of its own.
+ids, logits = torch.tensor([[3, 7, 4, 2, 5, 6]]), {}
+with torch.inference_mode():
+    for compiled in (False, True):
+        slots = [SlotModel(tiny_llama(seed, 1), VOCAB, compiled=compiled) for seed in (0, 1)]
+        for each in slots:
+            each.cache.reserve(1, 64)
+            each.forward(slice(0, 1), ids, np.array([0]))
+        logits[compiled] = [each.forward(slice(0, 1), ids[:, :3], np.array([6]))[0].clone() for each in slots * 2]
+torch.testing.assert_close(logits[False], logits[True], atol=1e-4, rtol=1e-3)
 """
 
 
