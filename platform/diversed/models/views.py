@@ -58,7 +58,7 @@ def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:
     # is. The compiler looks its graphs up by code object: a copy for each model keeps their graphs apart.
     call.__code__ = call.__code__.replace()
     unchanged = torch.compiler.skip_guard_on_all_nn_modules_unsafe
-    options = {"guard_filter_fn": unchanged, "triton.cudagraphs": on_cuda}
+    options: dict[str, Any] = {"guard_filter_fn": unchanged, "triton.cudagraphs": on_cuda}
     compiled = torch.compile(call, dynamic=not on_cuda, options=options)
 
     def forward(**inputs: Any) -> Any:
