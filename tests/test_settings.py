@@ -376,7 +376,7 @@ def test_names_derive_from_pair_and_task() -> None:
 
 def test_presets_are_valid_and_belong_to_tasks(repository: Path) -> None:
     presets = sorted((repository / "platform/diversed/presets").glob("*.yaml"))
-    assert [file.stem for file in presets] == ["arithmetic", "cnndm", "gsm8k"]
+    assert [file.stem for file in presets] == ["arithmetic", "cnndm", "gsm8k", "humaneval", "mbpp", "xsum"]
     for file in presets:
         settings = load_settings(["--task", file.stem])
         for name, value in flatten(yaml.safe_load(file.read_text())).items():

@@ -43,7 +43,7 @@ def test_unknown_pair_task_and_negative_draft_length(refused, tmp_path):
         ("pipeline", "--pair", "nope"), ("pipeline", "--task", "nope"), ("pipeline", "--draft-length", "-1")
     )
     assert pair.startswith("pair.name = 'nope': not a built-in pair (arithmetic, smollm2)")
-    assert task.startswith("task.name = 'nope': no such task; choose one of arithmetic, gsm8k, cnndm")
+    assert task.startswith("task.name = 'nope': no such task; choose one of arithmetic, cnndm, gsm8k")
     assert length.startswith("decode.draft_length = '-1': ")
     assert not (tmp_path / "out" / "pipelines").exists()
 

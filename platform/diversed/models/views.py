@@ -16,6 +16,7 @@ __all__ = ["compiled_forward", "with_own_head"]
 
 # Graphs of one forward function: of target and draft, for one row and several, on CUDA for each bucket of lengths.
 GRAPHS = 64
+COMPILED = "_diversed_compiled"  # attribute of a model: engines share its graphs
 
 
 def with_own_head(
@@ -37,6 +38,7 @@ def with_own_head(
     if watch is not None:
         head.register_forward_pre_hook(watch)
     view = copy.copy(model)
+    view.__dict__.pop(COMPILED, None)  # it would run the other's head
     view._modules = dict(model._modules)
     view.set_output_embeddings(head)
     return view
@@ -48,6 +50,19 @@ def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:
 
     Prompts are read as they are: each would be another graph. So is the first call, which lays out the cache.
     """
+    compiled = model.__dict__.get(COMPILED)
+    if compiled is None:
+        compiled = model.__dict__[COMPILED] = _compiled(model)
+
+    def forward(**inputs: Any) -> Any:
+        cache = inputs["cache" if "cache" in inputs else "past_key_values"]
+        is_round = inputs["logits_to_keep"] == 0 and cache.layers[0].is_initialized
+        return compiled(**inputs) if is_round else model(**inputs)
+
+    return forward
+
+
+def _compiled(model: PreTrainedModel) -> Callable[..., Any]:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, GRAPHS)
     on_cuda = model.device.type == "cuda"
 
@@ -59,11 +74,5 @@ def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:
     call.__code__ = call.__code__.replace()
     unchanged = torch.compiler.skip_guard_on_all_nn_modules_unsafe
     options: dict[str, Any] = {"guard_filter_fn": unchanged, "triton.cudagraphs": on_cuda}
-    compiled = torch.compile(call, dynamic=not on_cuda, options=options)
-
-    def forward(**inputs: Any) -> Any:
-        cache = inputs["cache" if "cache" in inputs else "past_key_values"]
-        is_round = inputs["logits_to_keep"] == 0 and cache.layers[0].is_initialized
-        return compiled(**inputs) if is_round else model(**inputs)
-
-    return forward
+    compiled: Callable[..., Any] = torch.compile(call, dynamic=not on_cuda, options=options)
+    return compiled

@@ -381,6 +381,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 
 def rule_of(decode: DecodeSettings) -> Rule:
     """The rule that `decode` names, with its parameters. ConfigError for one that the rule does not have."""
+    method = Method(decode.method)  # a copy of settings with changes is not validated, and may hold its text
     family = {
         Method.AUTOREGRESSIVE: 1.0,
         Method.STRICT: 1.0,
@@ -388,15 +389,15 @@ def rule_of(decode: DecodeSettings) -> Rule:
         Method.STATIC: decode.weight,
         Method.DIVERSED: None,
     }
-    if decode.method in family:
-        relaxed = decode.method in (Method.STATIC, Method.DIVERSED)
+    if method in family:
+        relaxed = method in (Method.STATIC, Method.DIVERSED)
         _refuse_unknown(decode, set())
         if decode.repaired:
-            raise ConfigError(f"decode.repaired: method {decode.method.value!r} needs no repair; leave it out")
-        return Rule(decode.method, family[decode.method], decode.cap if relaxed else math.inf)
-    kind = RULES[decode.method]
-    rule = kind(decode.method, **_parameters(decode, kind))
-    return Repaired(decode.method, rule=rule) if decode.repaired else rule
+            raise ConfigError(f"decode.repaired: method {method.value!r} needs no repair; leave it out")
+        return Rule(method, family[method], decode.cap if relaxed else math.inf)
+    kind = RULES[method]
+    rule = kind(method, **_parameters(decode, kind))
+    return Repaired(method, rule=rule) if decode.repaired else rule
 
 
 def _parameters(decode: DecodeSettings, kind: type[Rule]) -> dict[str, Any]:
@@ -422,4 +423,6 @@ def _refuse_unknown(decode: DecodeSettings, own: set[str]) -> None:
     for name in decode.parameters:
         if name not in own:
             known = f"it has {', '.join(sorted(own))}" if own else "it has none"
-            raise ConfigError(f"decode.parameters.{name}: not a parameter of method {decode.method.value!r}; {known}")
+            raise ConfigError(
+                f"decode.parameters.{name}: not a parameter of method {Method(decode.method).value!r}; {known}"
+            )
