@@ -92,7 +92,7 @@ class Sampling:
         return sampling_law(logits_BNV, self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B)
 
     @property
-    def shapes(self) -> bool:
+    def is_tempered(self) -> bool:
         """Whether any row has a temperature or filter, greedy ones apart: their laws are soft."""
         return any(value is not None for value in (self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B))
 
@@ -227,7 +227,7 @@ class LocalDrafter(_LocalRole):
             laws.append(q_B1V)
             if hidden_B1D is not None:
                 hiddens.append(hidden_B1D)
-            if self.untempered and sampling.shapes:
+            if self.untempered and sampling.is_tempered:
                 untempered.append(sampling.untempered(logits_B1V, tokens[:-1]))
             if self._stops_early:
                 goes_on -= {row for row, (token,) in enumerate(x_B1.tolist()) if token in self._eos_ids}
@@ -322,7 +322,7 @@ class LocalTarget(_LocalRole):
         drafted = x_BN.split(1, 1) if sampling.history is not None else ()
         p_BMV = sampling.law(logits_BMV, drafted)
         untempered = None
-        if self.rule.untempered and proposal is not None and sampling.shapes:
+        if self.rule.untempered and proposal is not None and sampling.is_tempered:
             q0_BNV = proposal.q_BNV if proposal.untempered_BNV is None else proposal.untempered_BNV
             untempered = (sampling.untempered(logits_BMV, drafted), q0_BNV)
         features_BMD = None
