@@ -69,10 +69,11 @@ def test_orphans_of_a_killed_head_are_found_and_ended(checkout: Path) -> None:
     """The first process is gone, another of its session lives and names the folder in its command line."""
     folder = checkout / "ray"
     folder.mkdir()
+    # The child itself says that it is there: right after its start it has no command line yet.
+    lives = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     code = (
         "import subprocess, sys\n"
-        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)', {str(folder)!r}])\n"
-        "print(child.pid, flush=True)\n"
+        f"subprocess.Popen([sys.executable, '-c', {lives!r}, {str(folder)!r}])\n"
         "sys.stdin.read()\n"
     )
     with subprocess.Popen(
