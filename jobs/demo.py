@@ -77,7 +77,7 @@ class Head:
         The session's number alone could by now belong to somebody else: one member must name our folder.
         """
         members = [process for process in psutil.process_iter() if _session(process) == self.pid]
-        if not any(self.temp_dir in part for process in members for part in _command(process)):
+        if self.leader() is None and not any(self._names_folder(_command(process)) for process in members):
             return []
         family = {process.pid: process for process in members}
         for member in members:  # drivers of jobs lead sessions of their own
@@ -88,10 +88,16 @@ class Head:
         """The process of `ray start`, which ends all the others when it ends; None if it is gone."""
         try:
             leader = psutil.Process(self.pid)
-            alive = leader.status() != psutil.STATUS_ZOMBIE and any(self.temp_dir in part for part in leader.cmdline())
+            command = leader.cmdline()
+            # Right after its start a process has no command line yet.
+            is_ours = self._names_folder(command) if command else _session(leader) == self.pid
+            alive = leader.status() != psutil.STATUS_ZOMBIE and is_ours
         except psutil.Error:
             return None
         return leader if alive else None
+
+    def _names_folder(self, command: list[str]) -> bool:
+        return any(self.temp_dir in part for part in command)
 
     def answers(self) -> bool:
         """Whether jobs can be submitted: the dashboard and the node's agent both reply."""

@@ -90,6 +90,19 @@ def test_orphans_of_a_killed_head_are_found_and_ended(checkout: Path) -> None:
     assert not folder.exists()
 
 
+def test_a_head_that_is_just_starting_is_alive(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first process has no command line for a moment: neither `start` nor `stop` may take it for gone."""
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as starting:
+        try:
+            head = head_of(starting.pid, str(checkout / "ray"))
+            assert head.leader() is None  # its command line names something else
+            monkeypatch.setattr(psutil.Process, "cmdline", lambda self: [])
+            assert head.leader() is not None
+            assert [process.pid for process in head.processes()] == [starting.pid]
+        finally:
+            starting.kill()
+
+
 def test_two_at_once_are_refused(checkout: Path) -> None:
     with demo._alone(), pytest.raises(ClusterError, match="another `make demo`"), demo._alone():
         pass
