@@ -74,6 +74,7 @@ class Attempt:
 def fingerprint(settings: Settings) -> str:
     """8 hexadecimal digits of all settings that have an effect on results."""
     record = {name: value for name, value in settings.record().items() if name not in NO_EFFECT}
+    record["evaluate"].pop("workers")
     return hashlib.blake2b(json.dumps(record, sort_keys=True).encode(), digest_size=4).hexdigest()
 
 

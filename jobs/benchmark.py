@@ -37,7 +37,8 @@ def benchmark(settings: Settings) -> None:
     task = get_task(settings.task.name)
     examples = task.examples(settings.task, Split.TEST, settings.seed)
     tracker = Tracker(settings)
-    head = load_head(settings, pair)
+    checkpoint = settings.verifier.checkpoint
+    head = None if checkpoint is None else load_head(settings, pair, checkpoint)
 
     def batch() -> Report:
         report = measure_batch(settings, pair, examples, head, console)

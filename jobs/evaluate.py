@@ -1,10 +1,13 @@
-"""Compare autoregressive, strict, static and DIVERSED decoding on the test prompts: quality, acceptance and speed.
+"""Compare decoding methods on the test prompts: quality, acceptance, speed and fidelity, each with its interval.
 
     python -m jobs.evaluate --verifier-checkpoint models:/diversed-arithmetic-arithmetic@champion
     python -m jobs.evaluate --pair smollm2 --task cnndm --data cnndm.jsonl     # no verifier: everything but DIVERSED
+    python -m jobs.evaluate --evaluate.methods strict,lossy:alpha=0.3/0.5,token-v3,typical:repaired=yes \\
+        --evaluate.temperatures 0,0.1,1 --evaluate.draft-lengths 3,5,7 --evaluate.samples 3
 
-Every method gets the same prompts and the same random numbers. Results go to `<output>/evaluations/<pair>-<task>/<key>`
-and to MLflow; an interrupted run is taken up where it stopped. `python -m jobs.report FOLDER` puts them into README.
+The last line is a grid; each combination of temperature and draft length is a cell of it. Every method gets the same
+prompts and the same random numbers. Results go to `<output>/evaluations/<pair>-<task>/<key>` and to MLflow; an
+interrupted run is taken up where it stopped. `python -m jobs.report FOLDER ...` makes tables and pages of them.
 """
 
 import sys
@@ -18,8 +21,11 @@ from jobs._main import job
 from jobs._stages import screen
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
+    from diversed.evaluation.compare import Variant
     from diversed.evaluation.rows import Comparison
     from diversed.models import Pair
     from diversed.tracking import TrackedRun
@@ -36,48 +42,71 @@ def evaluate(settings: Settings) -> None:
     set_threads(settings.pair.threads)
     pair = load_pair(settings.pair)
     tracker = Tracker(settings)
-    head = load_head(settings, pair)
-    key = evaluation_key(settings, head)
-    folder = settings.output / "evaluations" / settings.label / key
-    cluster = connect() if settings.pair.placement is Placement.ACTORS else nullcontext()
-    with cluster, tracker.run(f"evaluate {settings.label}", key=f"evaluate-{key}", tags={"stage": "evaluate"}) as run:
-        evaluate_and_log(settings, pair, head, folder, run, console)
-    console.print(f"results: {folder}", soft_wrap=True, highlight=False)
+    work = [(each, variants_of(each, pair)) for each in settings.per_task()]
+    alone = settings.evaluate.workers == 1 and settings.pair.placement is Placement.IN_PROCESS
+    with nullcontext() if alone else connect():
+        for each, variants in work:
+            key = evaluation_key(each, variants)
+            folder = each.output / "evaluations" / each.label / key
+            tags = {"stage": "evaluate"}
+            with tracker.run(f"evaluate {each.label}", key=f"evaluate-{key}", tags=tags) as run:
+                evaluate_and_log(each, pair, variants, folder, run, console)
+            console.print(f"results: {folder}", soft_wrap=True, highlight=False)
 
 
-def load_head(settings: Settings, pair: "Pair") -> "Head | None":
-    """The verifier of `verifier.checkpoint`, a folder or models:/ URI; None if there is none."""
+def variants_of(settings: Settings, pair: "Pair") -> "list[Variant]":
+    """What `settings.evaluate` names, with the verifiers opened."""
+    from diversed.evaluation.grid import grid
+
+    return grid(settings, partial(load_head, settings, pair))
+
+
+def load_head(settings: Settings, pair: "Pair", checkpoint: str) -> "Head":
+    """The verifier of a folder or models:/ URI."""
     from diversed.tracking import Registry
     from diversed.verifier import load_verifier
 
-    checkpoint = settings.verifier.checkpoint
-    if checkpoint is None:
-        return None
     is_registered = checkpoint.startswith("models:/")
     folder = Registry.of(settings).download(checkpoint) if is_registered else Path(checkpoint)
     return load_verifier(folder, pair)[0]
 
 
 def evaluate_and_log(
-    settings: Settings, pair: "Pair", head: "Head | None", folder: Path, run: "TrackedRun", console: "Console"
-) -> "Comparison":
-    """Evaluate into `folder`, show the table, and put numbers, table, figure and raw records into `run`."""
+    settings: Settings,
+    pair: "Pair",
+    variants: "Sequence[Variant]",
+    folder: Path,
+    run: "TrackedRun",
+    console: "Console",
+) -> "list[Comparison]":
+    """Evaluate into `folder`, show the table, and put numbers, table, figure and raw records into `run`.
+
+    Parts are decoded by Ray workers where a cluster is connected that has room for more than one, else here.
+    """
+    import ray
+
     from diversed.cluster import engine_for
+    from diversed.evaluation.compare import run_here
     from diversed.evaluation.run import run_evaluation
     from diversed.evaluation.tables import console_table, headlines, table_rows
+    from diversed.evaluation.workers import Workers, workers_for
     from diversed.tasks import get_task
 
-    engines = partial(engine_for, settings.pair, pair)
-    comparison = run_evaluation(settings, pair, get_task(settings.task.name), head, engines, folder, console)
-    console.print(console_table(comparison))
-    for line in headlines(comparison):
+    task, engines = get_task(settings.task.name), partial(engine_for, settings.pair, pair)
+    count = workers_for(settings) if ray.is_initialized() else 1
+    with Workers(settings, count) if count > 1 else nullcontext(run_here(pair, task, settings, engines)) as parts:
+        comparisons = run_evaluation(settings, pair, task, variants, parts, engines, folder, console, run_id=run.id)
+    console.print(console_table(comparisons[0]))
+    for line in headlines(comparisons[0]):
         console.print(f"- {line}", highlight=False)
+    if len(comparisons) > 1:
+        console.print(f"{len(comparisons)} cells, the first is shown: {folder / 'numbers.csv'}", soft_wrap=True)
     console.print(f"figure: {folder / 'pareto.png'}", soft_wrap=True, highlight=False)
-    rows = table_rows(comparison)
+    rows = table_rows(comparisons[0])
     run.log_metrics({f"{metric_name(row['method'])}/{row['metric']}": row["value"] for row in rows})
     run.log_table(rows, "comparison_table.json")
     run.log_artifacts(folder, "evaluation")
-    return comparison
+    return comparisons
 
 
 def metric_name(label: str) -> str:

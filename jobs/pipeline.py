@@ -38,6 +38,7 @@ def pipeline(settings: Settings) -> None:
     from diversed.models import load_pair, set_threads
     from diversed.tasks import Split, get_task
     from diversed.tracking import Tracker
+    from jobs.evaluate import variants_of
     from tune_spaces import load_space
 
     if settings.verifier.checkpoint is not None:
@@ -53,6 +54,7 @@ def pipeline(settings: Settings) -> None:
     for split in Split:
         task.examples(settings.task, split, settings.seed)
     load_space(settings)
+    variants_of(settings, pair)
     tracker = Tracker(settings)
     root = settings.output / "pipelines" / f"{settings.label}-{fingerprint(settings)}"
     with attempt_at(root, settings.resume) as attempt, connect(dashboard=True) as session:
@@ -117,13 +119,11 @@ class Pipeline:
 
     def evaluate(self, folder: Path) -> dict[str, Any]:
         """All methods on the test prompts, DIVERSED with the search's choice, feasible or not."""
-        from diversed.verifier import load_verifier
-        from jobs.evaluate import evaluate_and_log
+        from jobs.evaluate import evaluate_and_log, variants_of
 
-        chosen = self._chosen()
-        head, _ = load_verifier(chosen.folder, self.pair)
+        settings = self._settings_of(self._chosen())
         with self._stage("evaluate") as run:
-            evaluate_and_log(self._settings_of(chosen), self.pair, head, folder, run, self.console)
+            evaluate_and_log(settings, self.pair, variants_of(settings, self.pair), folder, run, self.console)
         return {"figure": str(folder / "pareto.png")}
 
     def promote(self, folder: Path) -> dict[str, Any]:
@@ -171,10 +171,10 @@ class Pipeline:
 
     def last_screen(self, session: "Session") -> None:
         """What was found, and where everything is."""
-        from diversed.evaluation.report import read_comparison
+        from diversed.evaluation.report import read_comparisons
         from diversed.evaluation.tables import console_table, headlines
 
-        comparison = read_comparison(self.attempt.folder / "evaluate")
+        comparison = read_comparisons(self.attempt.folder / "evaluate")[0]
         self.console.print(console_table(comparison))
         for line in headlines(comparison):
             self.console.print(f"- {line}", highlight=False)

@@ -20,7 +20,7 @@ def report(arguments: argparse.Namespace) -> None:
     from diversed.evaluation.report import update_readme, write_report
     from diversed.evaluation.tables import console_table, markdown
 
-    comparison = write_report(arguments.folder)
+    comparison = write_report(arguments.folder)[0]
     screen().print(console_table(comparison))
     if arguments.readme is not None:
         figures = arguments.readme.parent / arguments.figures

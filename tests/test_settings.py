@@ -57,7 +57,8 @@ def other_value(name: str, field: FieldInfo, default: Any) -> Any:
             return [*item][2:0:-1]
         if item is str:
             return ["Question:", "Answer: #"]
-        return [7, 2] if get_args(item)[0] is int else [0.625, 0.25]
+        values = {int: [7, 2], float: [0.625, 0.25], str: ["strict", "lossy:alpha=0.5/0.25"]}
+        return values[get_args(item)[0]]
     if get_origin(kind) is dict:
         return {"alpha": 0.25, "fallback": "sample"}
     if type(None) in get_args(kind):
@@ -266,7 +267,9 @@ def test_negative_draft_length_names_field_and_value(
         {"decode.weight": 1.5},
         {"decode.top_p": 0.0},
         {"train.temperature": 0.0},
-        {"evaluate.static_weights": [0.5, -0.1]},
+        {"evaluate.temperatures": [0.5, -0.1]},
+        {"evaluate.methods": ["best"]},
+        {"evaluate.methods": []},
         {"pair.target": "alone"},
         {"serve.port": 65536},
         {"decode.method": "best"},
@@ -279,7 +282,7 @@ def test_values_out_of_bounds_are_refused(changes: dict[str, Any]) -> None:
 
 
 def test_a_list_in_a_variable_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DIVERSED_EVALUATE__STATIC_WEIGHTS", "0.9,0.5")
+    monkeypatch.setenv("DIVERSED_EVALUATE__TEMPERATURES", "0.9,0.5")
     with pytest.raises(ConfigError, match=r"\[0\.9,0\.5\]"):
         load_settings([])
 
@@ -317,7 +320,7 @@ def test_record_round_trips(
             "decode.draft_length": draft_length,
             "decode.cap": cap,
             "decode.method": method.value,
-            "evaluate.static_weights": weights,
+            "evaluate.temperatures": weights,
             "task.data": data,
         }
     )
@@ -406,3 +409,20 @@ def test_help_exits_0_without_torch_or_ray(repository: Path) -> None:
         "{autoregressive,draft-only,strict,static,diversed,lossy,chow," in done.stdout
     )  # as typed, not Python's names
     assert "flag > variable" in done.stdout
+
+
+def test_a_copy_per_task(tmp_path: Path) -> None:
+    """Each task has its own preset; what the user set stays; data is a folder of files."""
+    (tmp_path / "gsm8k.jsonl").write_text("")
+    settings = load_settings(
+        ["--task", "gsm8k", "--evaluate.tasks", "gsm8k,xsum", "--task.test-size", "7", "--data", str(tmp_path)]
+    )
+    gsm8k, xsum = settings.per_task()
+    assert (gsm8k.task.name, gsm8k.task.max_new_tokens, gsm8k.train.lam) == ("gsm8k", 512, 0.1)
+    assert (xsum.task.name, xsum.task.max_new_tokens, xsum.train.lam) == ("xsum", 128, 0.5)
+    assert (gsm8k.task.test_size, xsum.task.test_size, xsum.evaluate.tasks) == (7, 7, [])
+    assert (gsm8k.task.data, xsum.task.data) == (str(tmp_path / "gsm8k.jsonl"), None)
+    one = load_settings(["--data", "x.jsonl"])
+    assert one.per_task() == [one]
+    with pytest.raises(ConfigError, match="one file cannot serve several tasks; give a folder"):
+        load_settings(["--data", "x.jsonl", "--evaluate.tasks", "gsm8k,xsum"]).per_task()

@@ -270,11 +270,33 @@ class SearchSettings(Group):
     reduction_factor: int = Field(3, ge=2, description="ASHA keeps one in this many")
 
 
+def _known_method(text: str) -> str:
+    name = text.partition(":")[0]
+    if name not in list(Method):
+        raise ValueError(f"method {name!r} is none of {', '.join(Method)}")
+    return text
+
+
 class EvaluateSettings(Group):
     """What is compared, on how much, and what counts as equal quality."""
 
-    static_weights: list[Annotated[float, Field(ge=0, le=1)]] = Field(
-        [0.9, 0.7, 0.5, 0.3, 0.15], description="grid of the static ensemble"
+    methods: list[Annotated[str, AfterValidator(_known_method)]] = Field(
+        ["autoregressive", "strict", "static:weight=0.9/0.7/0.5/0.3/0.15", "diversed"],
+        min_length=1,
+        description="what is compared, each NAME or NAME:field=value/value:...; strict must be one of them",
+    )
+    temperatures: list[Annotated[float, Field(ge=0)]] = Field(
+        [], description="grid of temperatures; empty: that of decode.temperature"
+    )
+    draft_lengths: list[Annotated[int, Field(ge=1, le=32)]] = Field(
+        [], description="grid of draft lengths; empty: that of decode.draft_length"
+    )
+    tasks: list[str] = Field(
+        [], description="tasks, each under its own preset; empty: task.name (task.data is then a folder of TASK.jsonl)"
+    )
+    samples: int = Field(1, ge=1, description="samples per prompt, each with noise of its own")
+    workers: int = Field(
+        0, ge=0, description="processes that decode; 0: as many as the cluster has room for, 1: this one alone"
     )
     margin: float = Field(
         0.05, gt=0, description="non-inferiority margin in quality against strict, in units of the metric"
@@ -398,6 +420,29 @@ class Settings(BaseSettings):
                 group = group[parent]
             group[leaf] = value
         return from_record(record)
+
+    def per_task(self) -> "list[Settings]":
+        """One copy per task of `evaluate.tasks`, each over that task's own preset; what differs here from this task's
+        preset was asked for, and stays. ConfigError if one file of data should serve several tasks."""
+        if not self.evaluate.tasks:
+            return [self]
+        asked = flatten(self.record())
+        usual = flatten(Settings(**_preset(self.task.name), output=self.output).record())
+        changes = {name: value for name, value in asked.items() if name not in usual or value != usual[name]}
+        changes |= {"evaluate.tasks": [], "output": asked["output"]}
+        data = changes.pop("task.data", None)
+        return [self._for_task(name, data, changes) for name in self.evaluate.tasks]
+
+    def _for_task(self, name: str, data: str | None, changes: Mapping[str, Any]) -> "Settings":
+        own: dict[str, Any] = {"task.name": name}
+        if data is not None:
+            file = Path(data) / f"{name}.jsonl"
+            if Path(data).suffix in (".json", ".jsonl"):
+                raise ConfigError(
+                    f"task.data = {data}: one file cannot serve several tasks; give a folder of TASK.jsonl"
+                )
+            own["task.data"] = str(file) if file.is_file() else None
+        return from_record(_preset(name)).updated({**changes, **own})
 
     @classmethod
     def settings_customise_sources(

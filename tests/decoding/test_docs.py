@@ -27,7 +27,7 @@ def test_a_rule_and_a_drafter_take_under_30_lines_and_work(blocks: list[str]) ->
     lossy_tokens = names["generation"].tokens
 
     p, q = torch.tensor([0.50, 0.30, 0.15, 0.05]), torch.tensor([0.20, 0.50, 0.10, 0.20])
-    every = Laws(p.expand(4, 4), q.expand(4, 4), torch.arange(4))
+    every = Laws(p, q, torch.arange(4))
     for alpha, accepted in ((0.3, 0.8), (0.5, 0.9)):  # golden rows of the method
         example = names["Lossy"](names["Method"].STRICT, 1.0, alpha=alpha)
         assert float((q * example.accept(every)).sum()) == pytest.approx(accepted)

@@ -287,7 +287,7 @@ def test_baselines_emit_their_exact_law(
     p, q = ((each / temperature).softmax(-1) for each in logits)
     p0, q0 = (each.softmax(-1) for each in logits)
     rule = rule_of(DecodeSettings(method=Method(method), parameters=parameters))
-    _, out = emitted_law(rule, Laws(p, q, torch.tensor(0), 1.0, p0, q0))
+    _, out = emitted_law(rule, Laws(p, q, torch.tensor([0]), 1.0, p0, q0))
     assert_law(torch.tensor(tokens(generations))[:, 0], out)
 
 

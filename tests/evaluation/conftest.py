@@ -80,13 +80,18 @@ def settings() -> Settings:
         pair={"name": "tiny"},
         task={"test_size": 12, "max_new_tokens": 16},
         decode={"draft_length": 3, "batch_size": 4},
-        evaluate={"static_weights": [0.5, 0.2], "speed_prompts": 3, "speed_repeats": 2, "resamples": 200},
+        evaluate={
+            "methods": ["autoregressive", "strict", "static:weight=0.5/0.2", "diversed"],
+            "speed_prompts": 3,
+            "speed_repeats": 2,
+            "resamples": 200,
+        },
     )
 
 
 @pytest.fixture
 def engines(pair: Any) -> Callable[..., Any]:
-    return lambda decode, head: build_engine(pair, decode, head)
+    return lambda decode, head, audited=False: build_engine(pair, decode, head, audited=audited)
 
 
 @pytest.fixture
@@ -128,10 +133,11 @@ def make_result() -> Callable[..., ExampleResult]:
 
     def make(example_id: str, **changes: Any) -> ExampleResult:
         values: dict[str, Any] = {
-            "id": example_id, "label": "strict", "quality": 1.0, "tokens": 10, "rounds": 4, "drafted": 12,
+            "id": example_id, "sample": 0, "label": "strict", "quality": 1.0, "tokens": 10, "rounds": 4, "drafted": 12,
             "accepted": 6, "verified": 8, "accepted_histogram": [1, 1, 1, 1], "finish_reason": "stop", "tv_sum": 2.0,
             "w_sum": 8.0,
-            "p_sum": 5.0, "rare": 0, "output_tv_sum": 0.0, "output_kl_sum": 0.0, "overshoot_sum": 0.0, "empty": False,
+            "p_sum": 5.0, "rare": 0, "output_tv_sum": 0.0, "output_kl_sum": 0.0, "overshoot_sum": 0.0,
+            "gap_sum": 0.0, "smallest_gap": 0.0, "empty": False,
             "longest_repeat": 0, "distinct_bigrams": 9, "text": "words",
         }  # fmt: skip
         return ExampleResult(**{**values, **changes})

@@ -1,6 +1,5 @@
 """The job on the embedded arithmetic pair, small: files, MLflow run, resumption, refusals."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import mlflow
 import pytest
 
-from diversed.evaluation.report import read_comparison
+from diversed.evaluation.report import read_comparisons
 from diversed.models import load_pair
 from diversed.settings import PairSettings, load_settings
 from diversed.verifier import Head, VerifierCard, save_verifier
@@ -30,7 +29,8 @@ def verifier(tmp_path: Path) -> Path:
 def arguments(tmp_path: Path, verifier: Path) -> list[str]:
     sizes = {
         "--task.test-size": "40",
-        "--evaluate.static-weights": "0.9,0.3",
+        "--evaluate.methods": "autoregressive,strict,static:weight=0.9/0.3,diversed",
+        "--evaluate.workers": "1",
         "--evaluate.speed-prompts": "2",
         "--evaluate.speed-repeats": "1",
         "--evaluate.resamples": "100",
@@ -44,8 +44,8 @@ def test_evaluate(arguments: list[str], tmp_path: Path, capsys: Capture, run_ids
     shown = capsys.readouterr().out
     (folder,) = (tmp_path / "out" / "evaluations" / "arithmetic-arithmetic").iterdir()
     assert f"results: {folder}" in shown
-    assert re.search(r"strict: 40 prompts in [\d.]+ s", shown)
-    comparison = read_comparison(folder)
+    assert re.search(r"T1-N7 strict: 40 samples, [\d.]+ s so far", shown)
+    comparison = read_comparisons(folder)[0]
     labels = [row.label for row in comparison.methods]
     assert [label for label in labels if not re.match(r"static w=0\.(2\d*|3\d+)$", label)] == [
         "autoregressive", "strict", "static w=0.9", "static w=0.3", "diversed", "HF generate", "HF assisted (strict)",
@@ -70,14 +70,23 @@ def test_evaluate(arguments: list[str], tmp_path: Path, capsys: Capture, run_ids
     )
     assert "static w 0.9/quality_against_strict" in run.data.metrics
     logged = {Path(file.path).name for file in client.list_artifacts(run_id, "evaluation")}
-    assert {"comparison.json", "results.md", "pareto.png", "pareto.svg", "speed.json", "results", "run.yaml"} <= logged
+    assert {
+        "comparisons.json",
+        "numbers.csv",
+        "results.md",
+        "pareto.png",
+        "pareto.svg",
+        "speed.json",
+        "results",
+        "run.yaml",
+    } <= logged
 
-    before = (folder / "comparison.json").read_bytes()
+    before = (folder / "numbers.csv").read_bytes()
     assert main(arguments) == 0
     again = capsys.readouterr().out
-    assert "strict: 40 prompts, recorded" in again
+    assert "strict: 40 samples, recorded" in again
     assert "speed: 2 prompts, recorded" in again
-    assert json.loads((folder / "comparison.json").read_text())["methods"] == json.loads(before)["methods"]
+    assert (folder / "numbers.csv").read_bytes() == before
     assert run_ids(tmp_path / "out") == [run_id]
 
 

@@ -1,26 +1,24 @@
 """Per-example records and pooled numbers, by hand."""
 
 from collections.abc import Callable
-from math import log
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from diversed.decoding import Generation
+from diversed.decoding import Generation, Request
 from diversed.evaluation.intervals import Bootstrap, wilson
 from diversed.evaluation.metrics import (
     ExampleResult,
     MethodSummary,
-    _divergences,
     example_result,
     longest_repeat,
     paired,
     paired_quality,
     summarise,
 )
-from diversed.settings import Method
-from diversed.verification import Laws, Rule, emitted_law
 
 BOOTSTRAP = Bootstrap(200)
 Make = Callable[..., Generation]
@@ -40,63 +38,35 @@ def test_example_result_by_hand(make_generation: Make) -> None:
         tokens=[7, 8, 7, 8],
         finish_reason="length",
     )
-    result = example_result("x", "static w=0.5", generation, "a b", 1.0, draft_length=2, cap=float("inf"))
+    result = example_result("x", 3, "static w=0.5", generation, "a b", 1.0, draft_length=2)
     counts = (result.tokens, result.rounds, result.drafted, result.accepted, result.verified, result.rare)
     assert counts == (4, 2, 4, 2, 3, 1)
     assert result.accepted_histogram == [1, 0, 1]
     assert (result.tv_sum, result.w_sum) == pytest.approx((1.0, 1.75))
     assert result.p_sum == pytest.approx(1.6505)
-    outs = [0.5, 0.5 * 0.0005 + 0.5 * 0.4, 0.25 * 0.25 + 0.75 * 0.05]
-    assert result.output_tv_sum == pytest.approx(1 - 0.0005 / outs[1])
-    assert result.overshoot_sum == pytest.approx(1 - 0.001 / outs[1])
-    assert result.output_kl_sum == pytest.approx(log(outs[1] / 0.0005) + log(outs[2] / 0.25))
+    assert result.sample == 3
     assert (result.truncated, result.empty, result.looped) == (True, False, False)
     assert result.distinct_bigrams == 2  # 78, 87, 78
     assert ExampleResult(**result.record()) == result
 
 
-P = torch.tensor([0.50, 0.30, 0.15, 0.05], dtype=torch.float64)
-Q = torch.tensor([0.20, 0.50, 0.10, 0.20], dtype=torch.float64)
+def test_audited_sums(make_generation: Make) -> None:
+    """Sums over all tokens; None without an audit, for greedy decoding, and where the law is too large to know."""
+    generation = make_generation("AB", [1], [1], [0.5, 0.9], [0.1, 0.0], [0.5, 1.0])
+    names = ("output_tv_sum", "output_kl_sum", "overshoot_sum", "gap_sum", "smallest_gap")
 
+    def sums(**changes: Any) -> tuple[Any, ...]:
+        result = example_result("x", 0, "diversed", replace(generation, **changes), "a", 1.0, 1)
+        return tuple(getattr(result, name) for name in names)
 
-@pytest.mark.parametrize(
-    ("w", "cap", "tv", "overshoot"),
-    [
-        (1.0, float("inf"), 0.0, 0.0),
-        (0.5, float("inf"), 0.175, 0.025),  # out = [.35, .40, .125, .125]
-        (0.1, float("inf"), 0.315, 0.085),  # out = [.23, .48, .105, .185]
-        (0.5, 2.0, 0.15, 0.0),  # out = [.3714, .40, .1286, .10]
-        (0.1, 1.5, 0.175, 0.0),  # out = [.35, .45, .125, .075]
-    ],
-)
-def test_divergences_are_unbiased(w: float, cap: float, tv: float, overshoot: float) -> None:
-    """Weighted by the golden output law, the per-token terms sum to TV(out, p), the mass above 2p, and KL(out || p)."""
-    _, out_V = emitted_law(Rule(Method.STATIC, w, cap), Laws(P, Q, torch.tensor(0), w))
-    out = out_V.numpy()
-    terms = [_divergences(P[[x]].numpy(), Q[[x]].numpy(), np.array([w]), cap, temperature=1.0) for x in range(4)]
-
-    def expected(name: str) -> float:
-        return sum(float(out[x]) * float(terms[x][name] or 0) for x in range(4))
-
-    assert expected("output_tv_sum") == pytest.approx(tv, abs=1e-6)
-    assert expected("output_tv_sum") == pytest.approx(0.5 * np.abs(out - P.numpy()).sum(), abs=1e-6)
-    assert expected("overshoot_sum") == pytest.approx(overshoot, abs=1e-6)
-    if cap == float("inf"):
-        assert expected("output_kl_sum") == pytest.approx((out * np.log(out / P.numpy())).sum(), abs=1e-6)
-    else:
-        assert terms[0]["output_kl_sum"] is None
-
-
-def test_greedy_decoding_has_no_divergences(make_generation: Make) -> None:
-    generation = make_generation("R", [0], [1], [0.5], [0.1], [0.5], temperature=0.0)
-    result = example_result("x", "diversed", generation, "a", 1.0, 1, float("inf"))
-    assert (result.output_tv_sum, result.output_kl_sum, result.overshoot_sum) == (None, None, None)
-
-
-def test_a_token_that_the_targets_filter_bans_costs_a_finite_divergence(make_generation: Make) -> None:
-    generation = make_generation("A", [1], [1], [0.0], [0.5], [0.5])
-    result = example_result("x", "diversed", generation, "a", 1.0, 1, float("inf"))
-    assert result.output_kl_sum == pytest.approx(log(0.25 / 1e-12))
+    assert sums() == (None,) * 5
+    # acceptance, output TV, KL, overshoot, gap, out(x), max p
+    rows = torch.tensor([[0.8, 0.1, 0.2, 0.05, 0.02, 0.5, 0.6], [1, 0, 0, 0, -0.01, 0.9, 0.9]])
+    assert sums(audit_TA=rows) == pytest.approx((0.1, 0.2, 0.05, 0.01, -0.01))
+    unknown = rows.clone()
+    unknown[0, :5] = torch.nan
+    assert sums(audit_TA=unknown) == (None,) * 5
+    assert sums(audit_TA=rows, request=Request((5,), 64, 0, 0.0)) == (None,) * 5
 
 
 @pytest.mark.parametrize(
@@ -132,7 +102,7 @@ def test_longest_repeat(tokens: list[int], length: int) -> None:
 def test_what_counts_as_a_loop(make_generation: Make, tokens: list[int], looped: bool) -> None:
     n = len(tokens)
     generation = make_generation("B" * n, [0] * n, [0] * n, [1.0] * n, [0.0] * n, [1.0] * n, tokens=tokens)
-    assert example_result("x", "autoregressive", generation, "a", 1.0, 3, float("inf")).looped is looped
+    assert example_result("x", 0, "autoregressive", generation, "a", 1.0, 3).looped is looped
 
 
 def test_summary_by_hand(make_result: MakeResult) -> None:

@@ -15,7 +15,7 @@ from diversed.artifacts import write_run_record
 from diversed.errors import ConfigError, DataError
 from diversed.evaluation.figure import pareto_figure
 from diversed.evaluation.metrics import ExampleResult
-from diversed.evaluation.report import build_comparison, read_comparison, update_readme, write_report
+from diversed.evaluation.report import build_comparisons, read_comparisons, update_readme, write_report
 from diversed.evaluation.rows import Comparison
 from diversed.evaluation.tables import console_table, headlines, markdown, table_rows
 from diversed.settings import Settings
@@ -39,10 +39,10 @@ def run_folder(tmp_path: Path, make_result: Callable[..., ExampleResult]) -> Pat
     folder = tmp_path / "run"
     settings = Settings(output=tmp_path, pair={"name": "arithmetic"}, evaluate={"resamples": 200})
     write_run_record(folder, settings, evaluation={"metric": "accuracy", "pair": {"name": "arithmetic"}})
-    (folder / "results").mkdir()
+    (folder / "results" / "T1-N5").mkdir(parents=True)
     for label, method, w, right, accepted, tokens, _ in METHODS:
         header = {
-            "fingerprint": label, "label": label, "method": method, "decode": {"weight": w},
+            "fingerprint": label, "label": label, "cell": "T1-N5", "method": method, "decode": {"weight": w},
             "head": "abc" if method == "diversed" else None, "prompts": N, "seconds": 1.0,
             "git_commit": "0123456789abcdef", "date": "2026-11-29T12:00:00+00:00",
         }  # fmt: skip
@@ -56,14 +56,15 @@ def run_folder(tmp_path: Path, make_result: Callable[..., ExampleResult]) -> Pat
         ]  # fmt: skip
         lines = [header, *(result.record() for result in results)]
         name = label.replace(" ", "-").replace("=", "")
-        (folder / "results" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (folder / "results" / "T1-N5" / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     timed = {label: (tokens, seconds) for label, _, _, _, _, tokens, seconds in METHODS if label != "static w=0.9"}
     timed |= {"HF generate": (4, 0.5), "HF assisted (strict)": (12, 0.6)}
     record = {
         "scope": "wall clock, one prompt at a time", "fingerprint": "x", "date": "2026-11-29T12:05:00+00:00",
         "git_commit": "0123456789abcdef", "device": "cpu", "threads": 1, "placement": "in-process", "dtype": "float32",
         "repeats": 2, "prompts": ["p0", "p1", "p2"],
-        "warmup": {"generations_left_out_per_method": 2, "seconds": {}}, "costs": {"speedup_per_block": 0.5},
+        "warmup": {"generations_left_out_per_method": 2, "seconds": {}}, "costs": {"speedup_per_block": {"5": 0.5}},
+        "temperature": 1.0, "draft_length": 5,
         "tokens": {label: [[tokens] * 2] * 3 for label, (tokens, _) in timed.items()},
         "seconds": {label: [[seconds] * 2] * 3 for label, (_, seconds) in timed.items()},
     }  # fmt: skip
@@ -72,7 +73,7 @@ def run_folder(tmp_path: Path, make_result: Callable[..., ExampleResult]) -> Pat
 
 
 def test_numbers(run_folder: Path) -> None:
-    comparison = build_comparison(run_folder)
+    comparison = build_comparisons(run_folder)[0]
     assert [row.label for row in comparison.methods] == [label for label, *_ in METHODS] + [
         "HF generate",
         "HF assisted (strict)",
@@ -109,11 +110,11 @@ def test_numbers(run_folder: Path) -> None:
 
 def test_same_files_same_bytes(run_folder: Path) -> None:
     write_report(run_folder)
-    names = ["comparison.json", "results.md", "pareto.png", "pareto.svg"]
-    before = [(run_folder / name).read_bytes() for name in names[:3]]
+    names = ["comparisons.json", "numbers.csv", "results.md", "pareto.png", "pareto.svg"]
+    before = [(run_folder / name).read_bytes() for name in names[:4]]
     write_report(run_folder)
-    assert [(run_folder / name).read_bytes() for name in names[:3]] == before
-    assert read_comparison(run_folder) == build_comparison(run_folder)
+    assert [(run_folder / name).read_bytes() for name in names[:4]] == before
+    assert read_comparisons(run_folder) == build_comparisons(run_folder)
     assert sorted(path.name for path in run_folder.iterdir()) == sorted(
         ["command.txt", "results", "run.yaml", "speed.json", *names]
     )
@@ -121,15 +122,15 @@ def test_same_files_same_bytes(run_folder: Path) -> None:
 
 def test_an_evaluation_without_speed_or_head(run_folder: Path) -> None:
     (run_folder / "speed.json").unlink()
-    (run_folder / "results" / "diversed.jsonl").unlink()
-    comparison = write_report(run_folder)
+    (run_folder / "results" / "T1-N5" / "diversed.jsonl").unlink()
+    comparison = write_report(run_folder)[0]
     assert headlines(comparison) == []
     assert "tokens/s" in markdown(comparison, "x.png")
     assert len(pareto_figure(comparison).axes) == 1
 
 
 def test_markdown(run_folder: Path, tmp_path: Path) -> None:
-    text = markdown(build_comparison(run_folder), "figures/pareto.png")
+    text = markdown(build_comparisons(run_folder)[0], "figures/pareto.png")
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert len(rows) == 2 + len(METHODS) + 2
     assert len({line.count("|") for line in rows}) == 1
@@ -149,7 +150,7 @@ def test_markdown(run_folder: Path, tmp_path: Path) -> None:
 
 
 def test_headlines(run_folder: Path) -> None:
-    comparison = build_comparison(run_folder)
+    comparison = build_comparisons(run_folder)[0]
     told = "\n".join(headlines(comparison))
     assert "DIVERSED accepts 100.0 [100.0, 100.0]% of the judged tokens" in told
     assert "its accuracy minus strict's is -0.2 [" in told
@@ -162,15 +163,15 @@ def test_headlines(run_folder: Path) -> None:
 def test_case_23_a_predicted_loss_is_said(run_folder: Path) -> None:
     """Planted fault: no word about a prediction below 1."""
     record = json.loads((run_folder / "speed.json").read_text())
-    record["costs"]["speedup_per_block"] = 0.19
+    record["costs"]["speedup_per_block"] = {"5": 0.19}
     (run_folder / "speed.json").write_text(json.dumps(record))
-    assert "The cost model predicts no gain" in headlines(build_comparison(run_folder))[-1]
+    assert "The cost model predicts no gain" in headlines(build_comparisons(run_folder)[0])[-1]
 
 
 def test_console_table_fits_a_terminal(run_folder: Path) -> None:
     for width in (100, 160):
         console = Console(file=StringIO(), width=width)
-        console.print(console_table(build_comparison(run_folder)))
+        console.print(console_table(build_comparisons(run_folder)[0]))
         lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
         assert max(map(len, lines)) <= width
         assert any("diversed" in line and "87.2" in line for line in lines)
@@ -178,7 +179,7 @@ def test_console_table_fits_a_terminal(run_folder: Path) -> None:
 
 
 def test_table_rows(run_folder: Path) -> None:
-    rows = table_rows(build_comparison(run_folder))
+    rows = table_rows(build_comparisons(run_folder)[0])
     keyed = {(row["method"], row["metric"]): row for row in rows}
     assert len(keyed) == len(rows)
     assert keyed["diversed", "quality_against_strict"]["n"] == N
@@ -191,7 +192,7 @@ def test_figure(run_folder: Path) -> None:
     height, width, _ = imread(run_folder / "pareto.png").shape
     assert 1200 <= width <= 1800
     assert height < width
-    figure = pareto_figure(build_comparison(run_folder))
+    figure = pareto_figure(build_comparisons(run_folder)[0])
     acceptance, speed = figure.axes
     assert acceptance.get_xlabel() == "acceptance of judged tokens, %"
     assert speed.get_xlabel() == "measured speed-up over autoregressive"
@@ -241,7 +242,7 @@ def test_report_job(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "diversed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("remove", ["run.yaml", "results/strict.jsonl"])
+@pytest.mark.parametrize("remove", ["run.yaml", "results/T1-N5/strict.jsonl"])
 def test_report_job_on_a_folder_that_is_none(run_folder: Path, capsys: pytest.CaptureFixture[str], remove: str) -> None:
     (run_folder / remove).unlink()
     assert report_job([str(run_folder)]) == 2
@@ -252,12 +253,12 @@ def test_report_job_on_a_folder_that_is_none(run_folder: Path, capsys: pytest.Ca
 
 
 def test_no_comparison_yet(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"comparison\.json"):
-        read_comparison(tmp_path)
+    with pytest.raises(DataError, match=r"comparisons\.json"):
+        read_comparisons(tmp_path)
 
 
 def test_comparison_survives_json(run_folder: Path) -> None:
-    comparison = build_comparison(run_folder)
+    comparison = build_comparisons(run_folder)[0]
     record: Any = json.loads(json.dumps(comparison.record(), allow_nan=False))
     assert Comparison.of(record) == comparison
     assert yaml.safe_load((run_folder / "run.yaml").read_text())["evaluation"]["metric"] == "accuracy"

@@ -12,7 +12,7 @@ from diversed.decoding import Request, build_engine
 from diversed.decoding.costs import Costs
 from diversed.errors import DataError
 from diversed.evaluation import speed
-from diversed.evaluation.compare import standard_variants
+from diversed.evaluation.grid import grid
 from diversed.evaluation.intervals import Bootstrap
 from diversed.evaluation.peers import HuggingFace
 from diversed.evaluation.speed import HF_ASSISTED, HF_GENERATE, WARMUPS, measure_speed, read_speed, summarise_speed
@@ -59,9 +59,9 @@ def test_record_and_resume(
     pair: Any, task: Task, settings: Settings, engines: Callable[..., Any], tmp_path: Path
 ) -> None:
     examples = task.examples(settings.task, Split.TEST, 0)
-    variants = standard_variants(settings, None)
+    variants = grid(settings, lambda _: None)  # type: ignore[arg-type, return-value]
     path = tmp_path / "speed.json"
-    record = measure_speed(pair, settings, variants, examples, COSTS, engines, path, quiet())
+    record = measure_speed(pair, settings, settings.decode, variants, examples, COSTS, engines, path, quiet())
     labels = ["autoregressive", "strict", "static w=0.5", "static w=0.2", HF_GENERATE, HF_ASSISTED]
     assert list(record["tokens"]) == list(record["seconds"]) == labels
     for label in labels:
@@ -69,16 +69,16 @@ def test_record_and_resume(
         assert all(0 < count <= 16 for row in record["tokens"][label] for count in row)
     assert record["prompts"] == ["test-0", "test-1", "test-2"]
     assert record["warmup"]["generations_left_out_per_method"] == WARMUPS
-    assert record["costs"]["speedup_per_block"] == pytest.approx(0.004 / (0.005 + 3 * 0.001))
+    assert record["costs"]["speedup_per_block"]["3"] == pytest.approx(0.004 / (0.005 + 3 * 0.001))
     assert read_speed(path) == record
 
     def no_engine(decode: object, head: object) -> Any:
         raise AssertionError("measured again")
 
-    assert measure_speed(pair, settings, variants, examples, COSTS, no_engine, path, quiet()) == record
+    assert measure_speed(pair, settings, settings.decode, variants, examples, COSTS, no_engine, path, quiet()) == record
     more = settings.updated({"evaluate.speed_repeats": 3})
     with pytest.raises(AssertionError, match="measured again"):
-        measure_speed(pair, more, variants, examples, COSTS, no_engine, path, quiet())
+        measure_speed(pair, more, more.decode, variants, examples, COSTS, no_engine, path, quiet())
 
 
 @pytest.mark.parametrize("assisted", [False, True])

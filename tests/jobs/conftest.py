@@ -12,7 +12,8 @@ import pytest
 TINY = [
     "--pair.device", "cpu", "--task.train-size", "8", "--task.validation-size", "12", "--task.test-size", "12",
     "--train.prompts-per-update", "8", "--train.rollouts", "2", "--train.epochs", "1", "--train.passes", "1",
-    "--evaluate.margin", "0.95", "--evaluate.resamples", "200", "--evaluate.static-weights", "0.5",
+    "--evaluate.margin", "0.95", "--evaluate.resamples", "200",
+    "--evaluate.methods", "autoregressive,strict,static:weight=0.5,diversed",
     "--evaluate.speed-prompts", "2", "--evaluate.speed-repeats", "1", "--serve.port", "0",
 ]  # fmt: skip
 

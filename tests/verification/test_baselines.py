@@ -29,7 +29,7 @@ def rule(method: str, repaired: bool = False, **parameters: Any) -> Rule:
 
 def emitted(method: str, p: Tensor = P, q: Tensor = Q, **parameters: Any) -> tuple[float, Tensor]:
     judged = rule(method, **parameters)
-    accept, out = emitted_law(judged, Laws(p, q, torch.tensor(0), judged.weight or 0.0))
+    accept, out = emitted_law(judged, Laws(p, q, torch.tensor([0]), judged.weight or 0.0))
     return float(accept), out
 
 
@@ -241,7 +241,7 @@ def test_cascades_look_at_the_laws_before_temperature() -> None:
     logits = Q.log()[None, None]
     p_tempered, q_tempered = (sampling_law(law.log()[None, None].float(), torch.tensor([0.1])) for law in (P, Q))
     chow = rule("chow", alpha=0.4)  # defers where max q0 >= .6
-    x = torch.tensor([[1]])
+    x = torch.tensor([[[1]]])
     tempered = Laws(p_tempered, q_tempered, x)
     assert float(q_tempered.max()) > 0.9
     assert float(chow.accept(tempered)) == 1
@@ -263,9 +263,9 @@ def test_greedy_rows() -> None:
         ("mentored", (("divergence", 10),)): (True, 1),
     }
     for (method, parameters), (kept, token) in expected.items():
-        keep, best = rule(method, **dict(parameters)).greedy(Laws(P, Q, torch.tensor(1)))
+        keep, best = rule(method, **dict(parameters)).greedy(Laws(P, Q, torch.tensor([1])))
         assert (bool(keep), int(best)) == (kept, token), (method, parameters)
-    assert bool(rule("trt-llm", repaired=True, delta=0.1).greedy(Laws(P, Q, torch.tensor(0)))[0])
+    assert bool(rule("trt-llm", repaired=True, delta=0.1).greedy(Laws(P, Q, torch.tensor([0])))[0])
 
 
 # -- settings ------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_case_03_the_replacement_law_is_normalised_by_its_mass() -> None:
 
 def output_law(p: Tensor, q: Tensor, w: float, cap: float = INF) -> Tensor:
     """Law of the emitted token under a member of the family."""
-    return emitted_law(Rule(Method.STATIC, w, cap), Laws(p, q, torch.tensor(0), w))[1]
+    return emitted_law(Rule(Method.STATIC, w, cap), Laws(p, q, torch.tensor([0]), w))[1]
 
 
 laws = st.lists(st.integers(0, 1000), min_size=5, max_size=5).filter(lambda counts: sum(counts) > 0)

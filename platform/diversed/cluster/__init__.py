@@ -1,7 +1,7 @@
 """Ray: being connected to it, what fits on it, and engines whose models run in actors."""
 
 from diversed.cluster.actors import engine_for
-from diversed.cluster.resources import Plan, at_once, engine_plan, require, search_plan, serve_plan
+from diversed.cluster.resources import Plan, at_once, engine_plan, evaluation_plan, require, search_plan, serve_plan
 from diversed.cluster.session import Session, connect, free_port, nodes
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "connect",
     "engine_for",
     "engine_plan",
+    "evaluation_plan",
     "free_port",
     "nodes",
     "require",

@@ -9,7 +9,17 @@ from dataclasses import dataclass
 from diversed.errors import ClusterError
 from diversed.settings import PairSettings, Placement, Settings
 
-__all__ = ["Bundle", "Plan", "at_once", "engine_plan", "require", "search_plan", "serve_plan", "shortfalls"]
+__all__ = [
+    "Bundle",
+    "Plan",
+    "at_once",
+    "engine_plan",
+    "evaluation_plan",
+    "require",
+    "search_plan",
+    "serve_plan",
+    "shortfalls",
+]
 
 Nodes = Sequence[Mapping[str, float]]  # resources of each node, by Ray's names
 
@@ -67,6 +77,12 @@ def search_plan(settings: Settings, nodes: Nodes) -> Plan:
     """The trials that run at once."""
     copies = min(settings.search.concurrent, settings.search.trials)
     return Plan("a trial", _bundles("trial", settings.pair, nodes), copies)
+
+
+def evaluation_plan(settings: Settings, nodes: Nodes) -> Plan:
+    """The workers of an evaluation; as many as there is room for where `evaluate.workers` is 0."""
+    copies = settings.evaluate.workers or max(1, int(_total(nodes, "CPU") // settings.pair.threads))
+    return Plan("an evaluation worker", _bundles("worker", settings.pair, nodes), copies)
 
 
 def serve_plan(settings: Settings, nodes: Nodes) -> Plan:

@@ -89,7 +89,7 @@ class Engine:
         # Per slot; positions count prompt and output.
         self._tokens_SC = np.zeros((0, 0), dtype=np.int64)
         self._noise_3ST = np.zeros((3, 0, 0))  # draft draws, acceptance coins, draws of the last token
-        self._numbers_4ST = np.zeros((4, 0, 0), dtype=np.float32)
+        self._numbers_XST = np.zeros((4, 0, 0), dtype=np.float32)  # p, q, TV, w, and an audit's numbers
         self._rounds_2ST = np.zeros((2, 0, 0), dtype=np.int64)  # accepted and drafted of each round
         self._features_STD: Tensor | None = None
         self._prompt_S = np.zeros(self.slots, dtype=np.int64)  # tokens of the prompt
@@ -304,7 +304,7 @@ class Engine:
     def _reserve_books(self, slots: int, capacity: int, outputs: int) -> None:
         self._tokens_SC = grown(self._tokens_SC, slots, capacity)
         self._noise_3ST = grown(self._noise_3ST, slots, outputs)
-        self._numbers_4ST = grown(self._numbers_4ST, slots, outputs)
+        self._numbers_XST = grown(self._numbers_XST, slots, outputs)
         self._rounds_2ST = grown(self._rounds_2ST, slots, outputs)
 
     def _copy(self, source: int, row: int, length: int) -> None:
@@ -321,7 +321,7 @@ class Engine:
             self._round_S,
         ):
             values_S[row] = values_S[source]
-        for values_XS in (self._noise_3ST, self._numbers_4ST, self._rounds_2ST):
+        for values_XS in (self._noise_3ST, self._numbers_XST, self._rounds_2ST):
             values_XS[:, row] = values_XS[:, source]
         if self._features_STD is not None and len(self._features_STD) > source:
             self._features_STD[row] = self._features_STD[source]
@@ -449,8 +449,13 @@ class Engine:
         accepted_B = np.minimum(accepted_B, emitted_B)
 
         self._tokens_SC[row_B1, total_B[:, None] + np.arange(M)] = tokens_BM
-        numbers = (verdict.p_BM, verdict.q_BM, verdict.tv_BM, verdict.w_BM)
-        for number_ST, number_BM in zip(self._numbers_4ST, numbers, strict=True):
+        numbers: tuple[Tensor, ...] = (verdict.p_BM, verdict.q_BM, verdict.tv_BM, verdict.w_BM)
+        if verdict.audit_BMA is not None:
+            numbers += verdict.audit_BMA.unbind(-1)
+            if len(self._numbers_XST) < len(numbers):
+                slots, outputs = self._numbers_XST.shape[1:]
+                self._numbers_XST = np.zeros((len(numbers), slots, outputs), dtype=np.float32)
+        for number_ST, number_BM in zip(self._numbers_XST, numbers, strict=True):
             number_ST[row_B1, at_BM] = number_BM.numpy()
         if features_BMD is not None:
             self._keep_features(features_BMD, at_BM)
@@ -477,7 +482,7 @@ class Engine:
 
     def _keep_features(self, features_BMD: Tensor, at_BM: Array) -> None:
         B, _, D = features_BMD.shape
-        slots, outputs = self._numbers_4ST.shape[1:]
+        slots, outputs = self._numbers_XST.shape[1:]
         kept_STD = self._features_STD
         if kept_STD is None or kept_STD.shape[:2] != (slots, outputs):
             new_STD = torch.zeros(slots, outputs, D)
@@ -535,7 +540,7 @@ class Engine:
         request = self._rows[row][1]
         prompt, total, rounds = int(self._prompt_S[row]), int(self._total_S[row]), int(self._round_S[row])
         tokens_T = self._tokens_SC[row, prompt:total]
-        p_T, q_T, tv_T, w_T = torch.from_numpy(self._numbers_4ST[:, row, : total - prompt].copy())
+        p_T, q_T, tv_T, w_T, *audit = torch.from_numpy(self._numbers_XST[:, row, : total - prompt].copy())
         accepted_R, drafted_R = torch.from_numpy(self._rounds_2ST[:, row, :rounds].copy())
         stopped = total < self._end_S[row] or bool(self._is_end_V[tokens_T[-1]]) or self._is_stopped(row)
         features_TD = self._features_STD
@@ -551,6 +556,7 @@ class Engine:
             accepted_R=accepted_R,
             drafted_R=drafted_R,
             features_TD=None if features_TD is None else features_TD[row, : total - prompt].clone(),
+            audit_TA=torch.stack(audit, -1) if audit else None,
         )
 
     def _is_stopped(self, row: int) -> bool:
@@ -587,8 +593,11 @@ def rule_and_weigh(decode: DecodeSettings, head: Weigh | None) -> tuple[Rule, We
     return rule, head if rule.weight is None else None
 
 
-def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False) -> Engine:
-    """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position."""
+def build_engine(
+    pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False, audited: bool = False
+) -> Engine:
+    """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position,
+    `audited` the rule's exact law there (`AUDIT`)."""
     rule, weigh = rule_and_weigh(decode, head)
     drafter: Drafter | None = None
     if rule.method.drafts:
@@ -604,5 +613,5 @@ def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, 
                 compiled=pair.compiled,
                 untempered=rule.untempered,
             )
-    target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect, pair.compiled)
+    target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect, pair.compiled, audited)
     return Engine(drafter, target, decode, pair)

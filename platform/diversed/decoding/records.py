@@ -88,6 +88,7 @@ class Generation:
     accepted_R: Tensor  # drafted tokens accepted, per round
     drafted_R: Tensor  # drafted tokens verified, per round
     features_TD: Tensor | None = field(default=None)  # [draft's, target's] last hidden states, if collected
+    audit_TA: Tensor | None = field(default=None)  # `AUDIT`'s numbers of each position, if audited
 
     @property
     def rounds(self) -> int:

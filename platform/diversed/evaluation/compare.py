@@ -1,19 +1,26 @@
 """Methods on the same prompts with common random numbers; one file of per-example results each.
 
-The noise of a prompt depends on the root seed, the task and the prompt, not on the method (the engine indexes it by
-output position), so methods differ by their rule and not by their luck.
+The noise of a sample depends on the root seed, the task, the prompt and the sample's number, not on the method (the
+engine indexes it by output position), so methods differ by their rule and not by their luck.
+
+<folder>/T1-N5/static-w0.5.jsonl           a header, then one line per sample
+<folder>/T1-N5/static-w0.5.parts/*.jsonl   pieces of it while it is being made
+
+Pieces are what is decoded at a time, by this process or by several (`workers.py`); each file is written whole, so work
+that was stopped goes on at the pieces that are missing.
 """
 
 import hashlib
 import json
+import re
+import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from rich.console import Console
 
@@ -24,25 +31,33 @@ from diversed.evaluation.metrics import ExampleResult, example_result
 from diversed.evaluation.progress import Bar
 from diversed.models import Pair
 from diversed.seeding import derive_seed
-from diversed.settings import DecodeSettings, Method, Settings
+from diversed.settings import DecodeSettings, Settings
 from diversed.tasks import Example, Task
 
 __all__ = [
     "EngineFactory",
+    "Part",
+    "PartRunner",
     "Recorded",
+    "Results",
+    "Runner",
+    "Sample",
     "Variant",
     "compare",
     "evaluate_variant",
     "fingerprint",
     "head_fingerprint",
-    "matched_static",
     "prompt_seed",
     "read_results",
-    "standard_variants",
-    "static_variant",
+    "run_here",
+    "samples_of",
 ]
 
-FORMAT = 1  # of the result files; raise it when their meaning changes
+FORMAT = 2  # of the result files; raise it when their meaning changes
+PART_BATCHES = 4  # batches of a part: enough to keep rows busy, few enough to lose little when stopped
+
+Sample = tuple[Example, int]  # a prompt and the number of its sample
+Results = dict[tuple[str, str], list[ExampleResult]]  # by cell and label
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,59 +68,47 @@ class Variant:
     decode: DecodeSettings
     head: torch.nn.Module | None = None
 
+    @property
+    def cell(self) -> str:
+        """Names the temperature and draft length; 0 where nothing is drafted."""
+        decode = self.decode
+        return f"T{decode.temperature:g}-N{decode.draft_length if decode.method.drafts else 0}"
+
+    @property
+    def path(self) -> Path:
+        """Of its result file, below the folder of all."""
+        return Path(self.cell) / f"{re.sub(r'[^A-Za-z0-9.]+', '-', self.label).strip('-')}.jsonl"
+
 
 class EngineFactory(Protocol):
     """Makes the engine of a variant; `diversed.cluster.engine_for` with the pair bound."""
 
-    def __call__(self, decode: DecodeSettings, head: Weigh | None) -> Engine: ...
+    def __call__(self, decode: DecodeSettings, head: Weigh | None, *, audited: bool = False) -> Engine: ...
 
 
-def standard_variants(settings: Settings, head: torch.nn.Module | None) -> list[Variant]:
-    """Autoregressive, strict, the static grid of `evaluate.static_weights`, and DIVERSED if there is a head."""
-    decode = settings.decode
-    variants = [
-        Variant(method.value, decode.model_copy(update={"method": method}))
-        for method in (Method.AUTOREGRESSIVE, Method.STRICT)
-    ]
-    variants += [static_variant(settings, weight) for weight in settings.evaluate.static_weights]
-    if head is not None:
-        variants.append(Variant(Method.DIVERSED.value, decode.model_copy(update={"method": Method.DIVERSED}), head))
-    return variants
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples of one variant, and the file that their results go to."""
+
+    variant: Variant
+    samples: tuple[Sample, ...]
+    path: Path
 
 
-def static_variant(settings: Settings, weight: float) -> Variant:
-    """The paper's static ensemble: one weight everywhere and no cap, whatever cap DIVERSED runs with."""
-    changes = {"method": Method.STATIC, "weight": weight, "cap": float("inf")}
-    return Variant(f"static w={weight:g}", settings.decode.model_copy(update=changes))
+class Runner(Protocol):
+    """Runs parts, and yields each once its file is written."""
+
+    def __call__(self, parts: Sequence[Part], /) -> Iterator[Part]: ...
 
 
-def matched_static(settings: Settings, results: dict[str, list[ExampleResult]]) -> Variant | None:
-    """The static ensemble that accepts as much as DIVERSED did, by interpolation; None if no weight does.
-
-    This is the training-free way to the same speed. A static rule accepts with probability 1 - w*TV at each position,
-    so between strict (w = 1), the grid and w = 0 (accepts all) the acceptance falls steadily with w.
-    """
-    if Method.DIVERSED not in results:
-        return None
-    weights = {static_variant(settings, w).label: w for w in settings.evaluate.static_weights} | {
-        Method.STRICT.value: 1.0
-    }
-    points = sorted([(1.0, 0.0), *((_acceptance(results[label]), w) for label, w in weights.items())])
-    wanted = _acceptance(results[Method.DIVERSED])
-    if not points[0][0] < wanted < 1:
-        return None
-    weight = float(np.interp(wanted, [acceptance for acceptance, _ in points], [weight for _, weight in points]))
-    variant = static_variant(settings, round(weight, 3))
-    return None if variant.label in results else variant
+def samples_of(settings: Settings, examples: Sequence[Example]) -> list[Sample]:
+    """All samples of an evaluation, `evaluate.samples` per prompt."""
+    return [(example, number) for number in range(settings.evaluate.samples) for example in examples]
 
 
-def _acceptance(results: Sequence[ExampleResult]) -> float:
-    return sum(result.accepted for result in results) / max(1, sum(result.verified for result in results))
-
-
-def prompt_seed(settings: Settings, example: Example, repeat: int = 0) -> int:
-    """Seed of a prompt's noise: common to all methods."""
-    return derive_seed(settings.seed, settings.task.name, "common", example.id, repeat)
+def prompt_seed(settings: Settings, example: Example, number: int = 0) -> int:
+    """Seed of the noise of a prompt's sample: common to all methods."""
+    return derive_seed(settings.seed, settings.task.name, "common", example.id, number)
 
 
 def evaluate_variant(
@@ -113,34 +116,71 @@ def evaluate_variant(
     task: Task,
     settings: Settings,
     variant: Variant,
-    examples: Sequence[Example],
-    engine_factory: EngineFactory,
+    samples: Sequence[Sample],
+    engine: Engine,
     progress: Callable[[int], None] | None = None,
 ) -> list[ExampleResult]:
-    """Continue each example's prompt under `variant` and score the text; results in the order of the examples."""
-    decode = variant.decode
+    """Continue each sample's prompt with `engine`, made for `variant`, and score the text; in the order of samples."""
     requests = [
         Request.of(
             pair.encode(example.prompt, settings.task.chat_template),
             settings.task.max_new_tokens,
-            prompt_seed(settings, example),
-            decode,
+            prompt_seed(settings, example, number),
+            variant.decode,
         )
-        for example in examples
+        for example, number in samples
     ]
-    engine = engine_factory(decode, variant.head)
-    try:
-        generations = engine.generate(requests, progress)
-    finally:
-        engine.close()
     results = []
-    for example, generation in zip(examples, generations, strict=True):
-        text = pair.decode(generation.tokens, decode.stop)
+    for (example, number), generation in zip(samples, engine.generate(requests, progress), strict=True):
+        text = pair.decode(generation.tokens, variant.decode.stop)
         quality = task.metric(example, text)
         results.append(
-            example_result(example.id, variant.label, generation, text, quality, decode.draft_length, decode.cap)
+            example_result(example.id, number, variant.label, generation, text, quality, variant.decode.draft_length)
         )
     return results
+
+
+class PartRunner:
+    """Runs parts in this process; one engine is kept for parts of one variant."""
+
+    def __init__(self, pair: Pair, task: Task, settings: Settings, engine_factory: EngineFactory) -> None:
+        self._pair, self._task, self._settings, self._engine_factory = pair, task, settings, engine_factory
+        self._engine: Engine | None = None
+        self._variant: tuple[str, str] | None = None
+
+    def run(self, part: Part) -> None:
+        """Write the part's file."""
+        variant = part.variant
+        engine = self._engine_of(variant)
+        results = evaluate_variant(self._pair, self._task, self._settings, variant, part.samples, engine)
+        write_text_atomic(part.path, _lines(result.record() for result in results))
+
+    def _engine_of(self, variant: Variant) -> Engine:
+        if self._engine is None or self._variant != (variant.cell, variant.label):
+            self.close()
+            self._engine = self._engine_factory(variant.decode, variant.head, audited=True)
+            self._variant = (variant.cell, variant.label)
+        return self._engine
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+            self._engine = None
+
+
+def run_here(pair: Pair, task: Task, settings: Settings, engine_factory: EngineFactory) -> Runner:
+    """One part after the other, in this process."""
+
+    def run(parts: Sequence[Part], /) -> Iterator[Part]:
+        runner = PartRunner(pair, task, settings, engine_factory)
+        try:
+            for part in parts:
+                runner.run(part)
+                yield part
+        finally:
+            runner.close()
+
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,61 +193,89 @@ class Recorded:
 
 def compare(
     pair: Pair,
-    task: Task,
     settings: Settings,
-    variants: Iterable[Variant],
+    variants: Sequence[Variant],
     examples: Sequence[Example],
-    engine_factory: EngineFactory,
+    run: Runner,
     folder: Path,
     console: Console,
-    results: dict[str, list[ExampleResult]] | None = None,
-) -> dict[str, list[ExampleResult]]:
-    """Results of each variant by label, from `folder` if they are there, else run and recorded there.
-
-    They are put into `results` one by one, so that `variants` may be a generator that looks at the earlier ones before
-    it names the next.
-    """
-    results = {} if results is None else results
+) -> Results:
+    """Results of each variant by cell and label, from `folder` if they are there, else run and recorded there."""
+    samples = samples_of(settings, examples)
+    results: Results = {}
+    missing: dict[tuple[str, str], list[Part]] = {}  # parts to be run, per variant
+    wanted = {}
     for variant in variants:
-        path = folder / f"{_slug(variant.label)}.jsonl"
-        wanted = fingerprint(pair, settings, variant, examples)
+        key, path = (variant.cell, variant.label), folder / variant.path
+        wanted[key] = fingerprint(pair, settings, variant, examples)
         recorded = read_results(path) if path.is_file() else None
-        if recorded is None or recorded.header.get("fingerprint") != wanted:
-            recorded = _record(pair, task, settings, variant, examples, engine_factory, path, wanted, console)
+        if recorded is not None and recorded.header.get("fingerprint") == wanted[key]:
+            console.print(
+                f"{_name(variant)}: {len(recorded.results)} samples, recorded {recorded.header['date']}",
+                highlight=False,
+            )
+            results[key] = recorded.results
         else:
-            console.print(f"{variant.label}: {len(recorded.results)} prompts, recorded {recorded.header['date']}")
-        results[variant.label] = recorded.results
-    return results
+            missing[key] = _parts(variant, samples, path, wanted[key])
+    todo = [part for parts in missing.values() for part in parts if not part.path.is_file()]
+    if len(todo) < sum(map(len, missing.values())):
+        console.print(f"{sum(map(len, missing.values())) - len(todo)} parts are there from before", highlight=False)
+    left = {key: {part.path for part in parts if not part.path.is_file()} for key, parts in missing.items()}
+    started = time.perf_counter()
+    for key in [key for key, paths in left.items() if not paths]:
+        results[key] = _assemble(missing[key], folder, wanted[key]).results
+    with Bar(console, "samples", sum(len(part.samples) for part in todo), "samples") as bar:
+        done = 0
+        for part in run(todo) if todo else ():
+            done += len(part.samples)
+            bar.update(done)
+            key = (part.variant.cell, part.variant.label)
+            left[key].remove(part.path)
+            if not left[key]:
+                results[key] = _assemble(missing[key], folder, wanted[key]).results
+                seconds = time.perf_counter() - started
+                console.print(
+                    f"{_name(part.variant)}: {len(results[key])} samples, {seconds:.1f} s so far", highlight=False
+                )
+    return {(variant.cell, variant.label): results[variant.cell, variant.label] for variant in variants}
 
 
-def _record(
-    pair: Pair,
-    task: Task,
-    settings: Settings,
-    variant: Variant,
-    examples: Sequence[Example],
-    engine_factory: EngineFactory,
-    path: Path,
-    wanted: str,
-    console: Console,
-) -> Recorded:
-    start = time.perf_counter()
-    with Bar(console, variant.label, len(examples), "prompts") as bar:
-        results = evaluate_variant(pair, task, settings, variant, examples, engine_factory, bar.update)
+def _name(variant: Variant) -> str:
+    return f"{variant.cell} {variant.label}"
+
+
+def _parts(variant: Variant, samples: Sequence[Sample], path: Path, wanted: str) -> list[Part]:
+    size = PART_BATCHES * variant.decode.batch_size
+    folder = path.with_suffix(".parts")
+    return [
+        Part(variant, tuple(samples[i : i + size]), folder / f"{wanted[:12]}-{size}-{i}.jsonl")
+        for i in range(0, len(samples), size)
+    ]
+
+
+def _assemble(parts: Sequence[Part], folder: Path, wanted: str) -> Recorded:
+    """The variant's file from its parts, which are removed."""
+    variant = parts[0].variant
+    lines = "".join(part.path.read_text(encoding="utf-8") for part in parts)
     header = {
         "fingerprint": wanted,
         "label": variant.label,
+        "cell": variant.cell,
         "method": variant.decode.method.value,
         "decode": _plain(variant.decode),
         "head": None if variant.head is None else head_fingerprint(variant.head),
-        "prompts": len(results),
-        "seconds": round(time.perf_counter() - start, 3),
+        "samples": sum(len(part.samples) for part in parts),
         "git_commit": git_commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    lines = [header, *(result.record() for result in results)]
-    write_text_atomic(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-    return Recorded(header, results)
+    path = folder / variant.path
+    write_text_atomic(path, _lines([header]) + lines)
+    shutil.rmtree(path.with_suffix(".parts"), ignore_errors=True)
+    return read_results(path)
+
+
+def _lines(records: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
 
 
 def read_results(path: Path) -> Recorded:
@@ -236,6 +304,7 @@ def fingerprint(pair: Pair, settings: Settings, variant: Variant, examples: Sequ
         "seed": settings.seed,
         "task": settings.task.name,
         "max_new_tokens": settings.task.max_new_tokens,
+        "samples": settings.evaluate.samples,
         "chat_template": settings.task.chat_template,
         "label": variant.label,
         "decode": decode,
@@ -258,7 +327,3 @@ def _plain(decode: DecodeSettings) -> dict[str, Any]:
     """Values that JSON has: an infinite cap is the word `inf`, which the settings read back."""
     values = decode.model_dump(mode="json")
     return {name: "inf" if value == float("inf") else value for name, value in values.items()}
-
-
-def _slug(label: str) -> str:
-    return label.replace(" ", "-").replace("=", "")

@@ -6,6 +6,7 @@ To add a metric, add its entry to `METRICS` or `RATES`, and to `ExampleResult` w
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from diversed.decoding import Generation
 from diversed.evaluation.intervals import Array, Bootstrap, Estimate, newcombe, wilson
-from diversed.verification import Kind
+from diversed.verification import AUDIT, OVERSHOOT, Kind
 
 __all__ = [
     "METRICS",
@@ -24,14 +25,13 @@ __all__ = [
     "Metric",
     "example_result",
     "longest_repeat",
+    "matched",
     "paired",
     "paired_quality",
     "summarise",
 ]
 
 RARE = 1e-3  # a token below this probability is one that the target would hardly say
-OVERSHOOT = 2.0  # mass of the output law above this multiple of p counts as overshoot
-SMALLEST_P = 1e-12  # in the KL divergence: a token that a filter bans in the target costs 28 nats, not infinitely many
 LOOP_PERIOD = 32  # tokens: the longest phrase whose repetition is looked for
 LOOP_COPIES = 3
 LOOP_TOKENS = 24
@@ -39,12 +39,13 @@ LOOP_TOKENS = 24
 
 @dataclass(frozen=True, slots=True)
 class ExampleResult:
-    """One prompt under one method: counts and sums only, no tensor. A line of JSON.
+    """One sample of a prompt under one method: counts and sums only, no tensor. A line of JSON.
 
     "Judged" tokens were accepted or replaced by verification; the others are bonus tokens, whose law is the target's.
     """
 
     id: str
+    sample: int  # its number among the prompt's samples
     label: str
     quality: float  # the task's metric, in [0, 1]
     tokens: int  # emitted, EOS included
@@ -58,11 +59,13 @@ class ExampleResult:
     w_sum: float  # of the weight on the target over judged tokens
     p_sum: float  # of the target's probability over all tokens
     rare: int  # tokens with p < RARE
-    # Sums over judged tokens x, each an unbiased estimate: x was drawn from the rule's output law `out`. None where the
-    # law at x is not known from what was recorded: greedy decoding, and the divergence under a finite cap.
-    output_tv_sum: float | None  # of (1 - p(x)/out(x))+, whose mean is TV(out, p)
-    output_kl_sum: float | None  # of log(out(x)/p(x)), whose mean is KL(out || p)
-    overshoot_sum: float | None  # of (1 - OVERSHOOT*p(x)/out(x))+, whose mean is the mass of out above OVERSHOOT*p
+    # Sums over all emitted tokens of what the exact law `out` at each position says (`verification.AUDIT`; at a bonus
+    # it is p). None where it is not known: greedy decoding has no such law, and the engine was not asked for an audit.
+    output_tv_sum: float | None  # of TV(out, p)
+    output_kl_sum: float | None  # of KL(out || p), nats
+    overshoot_sum: float | None  # of the mass of out above OVERSHOOT * p
+    gap_sum: float | None  # of the gap to the frontier
+    smallest_gap: float | None  # below 0 (but for rounding) something is wrong
     empty: bool  # the text is white space
     longest_repeat: int  # tokens, see `longest_repeat`
     distinct_bigrams: int
@@ -83,18 +86,22 @@ class ExampleResult:
 
 
 def example_result(
-    example_id: str, label: str, generation: Generation, text: str, quality: float, draft_length: int, cap: float
+    example_id: str,
+    sample: int,
+    label: str,
+    generation: Generation,
+    text: str,
+    quality: float,
+    draft_length: int,
 ) -> ExampleResult:
-    """The record of one generation; `draft_length` and `cap` are those it was decoded with."""
-    kind_T, p_T, q_T, tv_T, w_T = (
-        getattr(generation, f"{name}_T").double().numpy() for name in ("kind", "p", "q", "tv", "w")
-    )
+    """The record of one generation; `draft_length` is that which it was decoded with."""
+    kind_T, p_T, tv_T, w_T = (getattr(generation, f"{name}_T").double().numpy() for name in ("kind", "p", "tv", "w"))
     judged_T = (kind_T == Kind.ACCEPTED) | (kind_T == Kind.REPLACEMENT)
     tokens = np.asarray(generation.tokens)
     histogram = np.bincount(generation.accepted_R.numpy(), minlength=draft_length + 1)
-    divergences = _divergences(p_T[judged_T], q_T[judged_T], w_T[judged_T], cap, generation.request.temperature)
     return ExampleResult(
         id=example_id,
+        sample=sample,
         label=label,
         quality=float(quality),
         tokens=len(tokens),
@@ -108,7 +115,7 @@ def example_result(
         w_sum=float(w_T[judged_T].sum()),
         p_sum=float(p_T.sum()),
         rare=int((p_T < RARE).sum()),
-        **divergences,
+        **_audited(generation),
         empty=not text.strip(),
         longest_repeat=longest_repeat(tokens),
         distinct_bigrams=len(set(zip(generation.tokens, generation.tokens[1:], strict=False))),
@@ -116,18 +123,24 @@ def example_result(
     )
 
 
-def _divergences(p_J: Array, q_J: Array, w_J: Array, cap: float, temperature: float) -> dict[str, float | None]:
-    """How far the output law lies from the target's, summed over judged tokens [J]."""
-    names = ("output_tv_sum", "output_kl_sum", "overshoot_sum")
-    if temperature == 0:
-        return dict.fromkeys(names)
-    # out = v where uncapped, min(v, c*p) where q > p, where the cap can bind. Elsewhere out <= p has no excess.
-    v_J = w_J * p_J + (1 - w_J) * q_J
-    out_J = np.where(q_J > p_J, np.minimum(v_J, cap * p_J) if cap != np.inf else v_J, v_J)
-    excess_J = np.maximum(1 - p_J / out_J, 0)
-    overshoot_J = np.maximum(1 - OVERSHOOT * p_J / out_J, 0)
-    kl = float(np.log(out_J / np.maximum(p_J, SMALLEST_P)).sum()) if cap == np.inf else None
-    return dict(zip(names, (float(excess_J.sum()), kl, float(overshoot_J.sum())), strict=True))
+def _audited(generation: Generation) -> dict[str, float | None]:
+    """The sums of an audit; None each where there is none."""
+    sums = {
+        "output_tv": "output_tv_sum",
+        "output_kl": "output_kl_sum",
+        "overshoot_mass": "overshoot_sum",
+        "frontier_gap": "gap_sum",
+    }
+    values: dict[str, float | None] = dict.fromkeys([*sums.values(), "smallest_gap"])
+    if generation.audit_TA is None or generation.request.temperature == 0:
+        return values
+    columns = dict(zip(AUDIT, generation.audit_TA.double().unbind(-1), strict=True))
+    for name, field in sums.items():
+        total = float(columns[name].sum())
+        values[field] = total if isfinite(total) else None
+    smallest = float(columns["frontier_gap"].min()) if len(generation.tokens) else 0.0
+    values["smallest_gap"] = smallest if isfinite(smallest) else None
+    return values
 
 
 def longest_repeat(tokens: NDArray[np.int64]) -> int:
@@ -164,10 +177,13 @@ METRICS: Mapping[str, Metric] = {
     "mean_weight": Metric(lambda r: r.w_sum, lambda r: r.verified, "weight on the target, mean over judged tokens"),
     "target_probability": Metric(lambda r: r.p_sum, lambda r: r.tokens, "p(x), mean over emitted tokens"),
     "rare_share": Metric(lambda r: r.rare, lambda r: r.tokens, f"share of emitted tokens with p(x) < {RARE:g}"),
-    "output_tv": Metric(lambda r: r.output_tv_sum, lambda r: r.verified, "TV(out, p), mean over judged tokens"),
-    "output_kl": Metric(lambda r: r.output_kl_sum, lambda r: r.verified, "KL(out || p), nats per judged token"),
+    "output_tv": Metric(lambda r: r.output_tv_sum, lambda r: r.tokens, "TV(out, p), mean over emitted tokens"),
+    "output_kl": Metric(lambda r: r.output_kl_sum, lambda r: r.tokens, "KL(out || p), nats per emitted token"),
     "overshoot_mass": Metric(
-        lambda r: r.overshoot_sum, lambda r: r.verified, f"mass of out above {OVERSHOOT:g} p, mean over judged tokens"
+        lambda r: r.overshoot_sum, lambda r: r.tokens, f"mass of out above {OVERSHOOT:g} p, mean over emitted tokens"
+    ),
+    "frontier_gap": Metric(
+        lambda r: r.gap_sum, lambda r: r.tokens, "1 - TV(p, q) + TV(out, p) - P(accept), mean over emitted tokens"
     ),
     "distinct_2": Metric(
         lambda r: r.distinct_bigrams, lambda r: r.tokens - 1, "a prompt's distinct bigrams / its bigrams"
@@ -229,7 +245,7 @@ def paired(
 ) -> dict[str, Estimate]:
     """A method against a baseline on the same prompts: difference in quality, and what `PAIRED` lists."""
     found: dict[str, Estimate | None] = {"quality": paired_quality(results, baseline, bootstrap)}
-    ours, theirs = _matched(results, baseline)
+    ours, theirs = matched(results, baseline)
     for name, kind in PAIRED.items():
         columns = _columns(ours, METRICS[name]), _columns(theirs, METRICS[name])
         if None not in columns:
@@ -245,7 +261,7 @@ def paired_quality(
 
     Newcombe's interval where each prompt is simply right or wrong, else the bootstrap of the differences.
     """
-    ours, theirs = _matched(results, baseline)
+    ours, theirs = matched(results, baseline)
     first, second = (np.array([_mean([r.quality for r in group]) for group in side]) for side in (ours, theirs))
     if max(map(len, ours + theirs)) == 1 and _is_binary(first) and _is_binary(second):
         a, b = first.astype(bool), second.astype(bool)
@@ -277,7 +293,7 @@ def _prompts(results: Sequence[ExampleResult]) -> list[list[ExampleResult]]:
     return list(groups.values())
 
 
-def _matched(
+def matched(
     results: Sequence[ExampleResult], baseline: Sequence[ExampleResult]
 ) -> tuple[list[list[ExampleResult]], list[list[ExampleResult]]]:
     """Both sides grouped by prompt, in the same order; ValueError unless they have the same prompts."""

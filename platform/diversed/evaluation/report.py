@@ -1,13 +1,16 @@
 """What an evaluation says, made from its recorded files alone: one comparison, its tables and README's results block.
 
 <run folder>/run.yaml            settings and provenance
-<run folder>/results/*.jsonl     per-example results of each method (`compare`)
-<run folder>/speed.json          raw times and the cost model's factor (`speed`)
-<run folder>/comparison.json, results.md, pareto.png, pareto.svg      written here
+<run folder>/results/*/*.jsonl   per-sample results of each method, by cell (`compare`)
+<run folder>/speed.json          raw times and the cost model's factors (`speed`)
+<run folder>/comparisons.json, numbers.csv, results.md, pareto.png, pareto.svg      written here
 """
 
+import csv
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,58 +21,93 @@ from diversed.errors import ConfigError, DataError
 from diversed.evaluation.compare import Recorded, read_results
 from diversed.evaluation.figure import pareto_figure, save_figure
 from diversed.evaluation.gate import quality_gate
+from diversed.evaluation.grid import cells
 from diversed.evaluation.intervals import Bootstrap, Estimate
 from diversed.evaluation.metrics import paired, summarise
 from diversed.evaluation.rows import Comparison, MethodRow
 from diversed.evaluation.speed import HF_ASSISTED, HF_GENERATE, read_speed, summarise_speed
-from diversed.evaluation.tables import markdown
-from diversed.settings import Method, Settings, from_record
+from diversed.evaluation.tables import markdown, table_rows
+from diversed.settings import DecodeSettings, Method, Settings, from_record
 
-__all__ = ["build_comparison", "read_comparison", "update_readme", "write_report"]
+__all__ = ["build_comparisons", "read_comparisons", "update_readme", "write_report"]
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-LOSSY = (Method.STATIC, Method.DIVERSED, Method.DRAFT_ONLY)  # autoregressive and strict have one law
-COMPARISON, RESULTS, PARETO = "comparison.json", "results.md", "pareto"
+LOSSLESS = (Method.AUTOREGRESSIVE, Method.STRICT)  # they have one law
+COMPARISONS, NUMBERS, RESULTS, PARETO = "comparisons.json", "numbers.csv", "results.md", "pareto"
 
 
-def write_report(folder: Path) -> Comparison:
-    """Aggregate a run folder's recorded files and write the four report files beside them."""
-    comparison = build_comparison(folder)
-    write_json_atomic(folder / COMPARISON, comparison.record())
-    write_text_atomic(folder / RESULTS, markdown(comparison, f"{PARETO}.png"))
-    save_figure(pareto_figure(comparison), folder / PARETO)
-    return comparison
+def write_report(folder: Path) -> list[Comparison]:
+    """Aggregate a run folder's recorded files and write the report files beside them; one comparison per cell."""
+    comparisons = build_comparisons(folder)
+    write_json_atomic(folder / COMPARISONS, [comparison.record() for comparison in comparisons])
+    write_text_atomic(folder / NUMBERS, _csv(comparisons))
+    write_text_atomic(folder / RESULTS, markdown(comparisons[0], f"{PARETO}.png"))
+    save_figure(pareto_figure(comparisons[0]), folder / PARETO)
+    return comparisons
 
 
-def read_comparison(folder: Path) -> Comparison:
+def read_comparisons(folder: Path) -> list[Comparison]:
     """What `write_report` left in a run folder; DataError if it did not."""
-    path = folder / COMPARISON
+    path = folder / COMPARISONS
     try:
-        return Comparison.of(json.loads(path.read_text(encoding="utf-8")))
+        return [Comparison.of(record) for record in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise DataError(
-            f"{path}: not a comparison of this version: {error}; give the folder of an evaluation"
-        ) from error
+        raise DataError(f"{path}: no comparisons of this version: {error}; give the folder of an evaluation") from error
 
 
-def build_comparison(folder: Path) -> Comparison:
-    """All numbers of a run folder; the same files give the same numbers. DataError if it is not one."""
+def build_comparisons(folder: Path) -> list[Comparison]:
+    """All numbers of a run folder, per cell, that of `decode` first; the same files give the same numbers. DataError if
+    it is not one."""
     run = _read_run(folder)
     settings = from_record(run["settings"])
-    bootstrap = Bootstrap(settings.evaluate.resamples, settings.seed)
-    files = sorted((folder / "results").glob("*.jsonl"))
-    recorded = {item.header["label"]: item for item in map(read_results, files)}
-    if Method.STRICT not in recorded:
-        raise DataError(f"{folder}: no results of strict verification; give the folder of an evaluation")
+    recorded: dict[str, dict[str, Recorded]] = {}  # by cell and label
+    for path in sorted((folder / "results").glob("*/*.jsonl")):
+        item = read_results(path)
+        recorded.setdefault(item.header["cell"], {})[item.header["label"]] = item
     timed = read_speed(folder / "speed.json") if (folder / "speed.json").is_file() else None
-    speeds = summarise_speed(timed, bootstrap) if timed is not None else {}
-    rows = []
-    for label in sorted(recorded, key=lambda label: _rank(recorded[label])):
-        factor = timed["costs"]["speedup_per_block"] if timed is not None else None
-        rows.append(_row(recorded, label, settings, bootstrap, speeds.get(label, {}), factor))
+    comparisons = []
+    for decode in cells(settings):
+        here = recorded.get(f"T{decode.temperature:g}-N{decode.draft_length}", {})
+        if Method.STRICT not in here:
+            raise DataError(f"{folder}: no results of strict verification; give the folder of an evaluation")
+        here = recorded.get(f"T{decode.temperature:g}-N0", {}) | here
+        comparisons.append(_comparison(run, folder, settings, decode, here, timed))
+    return comparisons
+
+
+def _comparison(
+    run: Mapping[str, Any],
+    folder: Path,
+    settings: Settings,
+    decode: DecodeSettings,
+    recorded: Mapping[str, Recorded],
+    timed: Mapping[str, Any] | None,
+) -> Comparison:
+    bootstrap = Bootstrap(settings.evaluate.resamples, settings.seed)
+    factor = timed["costs"]["speedup_per_block"][str(decode.draft_length)] if timed is not None else None
+    cell = (decode.temperature, decode.draft_length)
+    is_timed = timed is not None and cell == (timed["temperature"], timed["draft_length"])
+    speeds = summarise_speed(timed, bootstrap) if timed is not None and is_timed else {}
+    labels = sorted(recorded, key=lambda label: _rank(recorded[label]))
+    rows = [_row(recorded, label, settings, bootstrap, speeds.get(label, {}), factor) for label in labels]
     peers = [label for label in (HF_GENERATE, HF_ASSISTED) if label in speeds]
-    rows += [MethodRow(label, None, None, None, {}, {}, None, speeds[label]) for label in peers]
-    return Comparison(settings.label, run["evaluation"]["metric"], _origin(run, settings, recorded, timed), rows)
+    rows += [MethodRow(label, None, {}, None, {}, {}, None, speeds[label]) for label in peers]
+    origin = _origin(run, folder, settings, decode, recorded, timed if is_timed else None)
+    return Comparison(settings.label, run["evaluation"]["metric"], origin, rows)
+
+
+def _csv(comparisons: Sequence[Comparison]) -> str:
+    """Every number of every cell but times, which no two runs share: the same samples give the same bytes."""
+    buffer = io.StringIO()
+    columns = ["pair_task", "temperature", "draft_length", "method", "metric", "value", "low", "high", "n"]
+    writer = csv.DictWriter(buffer, columns, lineterminator="\n")
+    writer.writeheader()
+    for comparison in comparisons:
+        cell = {name: comparison.origin[name] for name in ("temperature", "draft_length")}
+        untimed = replace(comparison, methods=[replace(row, speed={}) for row in comparison.methods if row.summary])
+        for row in table_rows(untimed):
+            writer.writerow({"pair_task": comparison.label, **cell, **row})
+    return buffer.getvalue()
 
 
 def _row(
@@ -83,7 +121,7 @@ def _row(
     results, header = recorded[label].results, recorded[label].header
     summary = summarise(results, bootstrap)
     numbers = dict(speed)
-    if factor is not None and header["method"] != Method.AUTOREGRESSIVE:
+    if factor is not None and Method(header["method"]).drafts:
         numbers["speedup_predicted"] = predicted = summary.metrics["block_efficiency"].scaled(factor)
         if "speedup_measured" in numbers:  # the prediction is taken as exact here: its interval is much the narrower
             numbers["measured_over_predicted"] = numbers["speedup_measured"].scaled(1 / predicted.value)
@@ -95,24 +133,44 @@ def _row(
     return MethodRow(
         label=label,
         method=header["method"],
-        weight=header["decode"]["weight"] if header["method"] == Method.STATIC else None,
+        parameters=_parameters(header["method"], header["decode"]),
         summary=summary,
         against_strict=against[Method.STRICT],
         against_autoregressive=against[Method.AUTOREGRESSIVE],
-        gate=quality_gate(results, strict, settings.evaluate, bootstrap) if header["method"] in LOSSY else None,
+        gate=None if header["method"] in LOSSLESS else quality_gate(results, strict, settings.evaluate, bootstrap),
         speed=numbers,
     )
 
 
+def _parameters(method: str, decode: Mapping[str, Any]) -> dict[str, float | str]:
+    """What was set of the rule's parameters."""
+    parameters: dict[str, float | str] = dict(decode.get("parameters", {}))
+    if method == Method.STATIC:
+        parameters["weight"] = decode["weight"]
+    if method in (Method.STATIC, Method.DIVERSED) and decode.get("cap", "inf") != "inf":
+        parameters["cap"] = decode["cap"]
+    if decode.get("repaired"):
+        parameters["repaired"] = "yes"
+    return parameters
+
+
 def _rank(recorded: Recorded) -> tuple[int, float, str]:
-    """Order of a table: autoregressive, strict, static from the strictest on, DIVERSED."""
+    """Order of a table: autoregressive, strict, static from the strictest on, the other rules, DIVERSED."""
     header = recorded.header
-    order = [Method.AUTOREGRESSIVE, Method.STRICT, Method.STATIC, Method.DRAFT_ONLY, Method.DIVERSED]
-    return order.index(Method(header["method"])), -float(header["decode"]["weight"]), header["label"]
+    method = Method(header["method"])
+    first = [Method.AUTOREGRESSIVE, Method.STRICT, Method.STATIC]
+    order = [*first, *(other for other in Method if other not in (*first, Method.DIVERSED)), Method.DIVERSED]
+    weight = -float(header["decode"]["weight"]) if method is Method.STATIC else 0.0
+    return order.index(method), weight, header["label"]
 
 
 def _origin(
-    run: Mapping[str, Any], settings: Settings, recorded: Mapping[str, Recorded], timed: Mapping[str, Any] | None
+    run: Mapping[str, Any],
+    folder: Path,
+    settings: Settings,
+    decode: DecodeSettings,
+    recorded: Mapping[str, Recorded],
+    timed: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     headers = [item.header for item in recorded.values()] + ([dict(timed)] if timed is not None else [])
     provenance = run["provenance"]
@@ -126,11 +184,15 @@ def _origin(
         "git_dirty": provenance["git_dirty"],
         "machine": f"{provenance['device']}, {provenance['cpus']} CPUs ({settings.pair.threads} per model process)",
         "command": provenance["command"],
+        "folder": folder.name,
+        "run_id": run["evaluation"].get("run_id"),
+        "trained_on": run["evaluation"].get("trained_on"),
         "pair": run["evaluation"]["pair"],
         "head": next((header["head"] for header in headers if header.get("head")), None),
         "seed": settings.seed,
-        "temperature": settings.decode.temperature,
-        "draft_length": settings.decode.draft_length,
+        "temperature": decode.temperature,
+        "draft_length": decode.draft_length,
+        "samples": settings.evaluate.samples,
         "cap": "off" if settings.decode.cap == float("inf") else settings.decode.cap,
         "max_new_tokens": settings.task.max_new_tokens,
         "margin": settings.evaluate.margin,

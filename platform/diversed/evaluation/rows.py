@@ -7,6 +7,7 @@ from typing import Any
 from diversed.evaluation.gate import Gate
 from diversed.evaluation.intervals import Estimate
 from diversed.evaluation.metrics import MethodSummary
+from diversed.settings import Method
 
 __all__ = ["Comparison", "MethodRow"]
 
@@ -17,12 +18,17 @@ class MethodRow:
 
     label: str
     method: str | None
-    weight: float | None  # of a static ensemble
+    parameters: dict[str, float | str]  # of the rule, e.g. a static ensemble's {"weight": 0.5}; {} without any
     summary: MethodSummary | None
     against_strict: dict[str, Estimate]
     against_autoregressive: dict[str, Estimate]
     gate: Gate | None
     speed: dict[str, Estimate]
+
+    @property
+    def weight(self) -> float | None:
+        """Of a static ensemble."""
+        return float(self.parameters["weight"]) if self.method == Method.STATIC else None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> "MethodRow":

@@ -42,6 +42,7 @@ Runner = Callable[[Sequence[int], int, int], int]  # (prompt ids, max_new_tokens
 def measure_speed(
     pair: Pair,
     settings: Settings,
+    decode: DecodeSettings,
     variants: Sequence[Variant],
     examples: Sequence[Example],
     costs: Costs,
@@ -49,7 +50,8 @@ def measure_speed(
     path: Path,
     console: Console,
 ) -> dict[str, Any]:
-    """Time `variants` and Hugging Face's two ways on the first `evaluate.speed_prompts` examples.
+    """Time `variants`, all in the cell of `decode`, and Hugging Face's two ways on the first `evaluate.speed_prompts`
+    examples.
 
     The record is returned and written to `path`; one that is there already, for the same work, is returned as it is.
     """
@@ -62,11 +64,11 @@ def measure_speed(
     engines: list[Engine] = []
     try:
         for variant in variants:
-            decode = variant.decode.model_copy(update={"batch_size": 1})
-            engines.append(engine_factory(decode, variant.head))
-            runners[variant.label] = _Own(engines[-1], decode)
-        runners[HF_GENERATE] = HuggingFace(pair, settings.decode, assisted=False)
-        runners[HF_ASSISTED] = HuggingFace(pair, settings.decode, assisted=True)
+            alone = variant.decode.model_copy(update={"batch_size": 1})
+            engines.append(engine_factory(alone, variant.head))
+            runners[variant.label] = _Own(engines[-1], alone)
+        runners[HF_GENERATE] = HuggingFace(pair, decode, assisted=False)
+        runners[HF_ASSISTED] = HuggingFace(pair, decode, assisted=True)
         prompts = [pair.encode(example.prompt, settings.task.chat_template) for example in timed]
         tokens, seconds, warmup = _time(runners, prompts, timed, settings, console)
     finally:
@@ -74,8 +76,9 @@ def measure_speed(
             engine.close()
     prices: dict[str, Any] = asdict(costs)
     prices["t_target"] = {str(tokens): price for tokens, price in costs.t_target.items()}
-    # The prediction for a method is its block efficiency times this.
-    prices["speedup_per_block"] = predicted_speedup(1.0, settings.decode.draft_length, costs)
+    # The prediction for a method is its block efficiency times this, by draft length.
+    lengths = [tokens - 1 for tokens in costs.t_target if tokens > 1]
+    prices["speedup_per_block"] = {str(n): predicted_speedup(1.0, n, costs) for n in lengths}
     record = {
         "scope": "wall clock, one prompt at a time",
         "fingerprint": wanted,
@@ -86,8 +89,8 @@ def measure_speed(
         "placement": settings.pair.placement.value,
         "compiled": settings.pair.compiled,
         "dtype": settings.pair.dtype.value,
-        "temperature": settings.decode.temperature,
-        "draft_length": settings.decode.draft_length,
+        "temperature": decode.temperature,
+        "draft_length": decode.draft_length,
         "max_new_tokens": settings.task.max_new_tokens,
         "costs": prices,
         "prompts": [example.id for example in timed],

@@ -68,9 +68,7 @@ def results_of(
     for i, generation in enumerate(generations):
         example, text = examples[i // K], pair.decode(generation.tokens, decode.stop)
         reward = task.reward(example, text)
-        results.append(
-            example_result(example.id, decode.method, generation, text, reward, decode.draft_length, decode.cap)
-        )
+        results.append(example_result(example.id, i % K, decode.method, generation, text, reward, decode.draft_length))
     return results
 
 

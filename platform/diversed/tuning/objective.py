@@ -15,7 +15,7 @@ from typing import Any
 from diversed.decoding.costs import Costs, predicted_speedup
 from diversed.evaluation.gate import Gate, quality_gate
 from diversed.evaluation.intervals import Bootstrap, Estimate
-from diversed.evaluation.metrics import ExampleResult, MethodSummary, summarise
+from diversed.evaluation.metrics import ExampleResult, MethodSummary, matched, summarise
 from diversed.settings import EvaluateSettings
 
 __all__ = ["CURVES", "Contender", "Decision", "Score", "decide", "score"]
@@ -167,16 +167,13 @@ def decide(
 
 def _gain(challenger: Contender, champion: Contender, costs: Costs, bootstrap: Bootstrap) -> Estimate:
     """Paired difference of the predicted speed-ups."""
-    ours = {result.id: result for result in challenger.results}
-    theirs = {result.id: result for result in champion.results}
-    if ours.keys() != theirs.keys():
-        raise ValueError(f"not the same prompts: {len(ours.keys() ^ theirs.keys())} are on one side only")
+    ours, theirs = matched(challenger.results, champion.results)
     per_block = [predicted_speedup(1.0, contender.draft_length, costs) for contender in (challenger, champion)]
     gain = bootstrap.difference(
-        [result.tokens * per_block[0] for result in ours.values()],
-        [result.rounds for result in ours.values()],
-        [theirs[key].tokens * per_block[1] for key in ours],
-        [theirs[key].rounds for key in ours],
+        [sum(result.tokens for result in prompt) * per_block[0] for prompt in ours],
+        [sum(result.rounds for result in prompt) for prompt in ours],
+        [sum(result.tokens for result in prompt) * per_block[1] for prompt in theirs],
+        [sum(result.rounds for result in prompt) for prompt in theirs],
     )
     if gain is None:
         raise ValueError("no rounds were run")

@@ -9,9 +9,8 @@ from rich.console import Console
 
 from diversed.cluster import engine_for
 from diversed.errors import CheckpointError
-from diversed.evaluation.compare import Variant, compare
+from diversed.evaluation.compare import Results, Variant, compare, run_here
 from diversed.evaluation.intervals import Bootstrap
-from diversed.evaluation.metrics import ExampleResult
 from diversed.models import Pair
 from diversed.settings import Method, Settings
 from diversed.tasks import Split, get_task
@@ -64,13 +63,12 @@ def promote(
     task = get_task(settings.task.name)
     examples = task.examples(settings.task, Split.TEST, settings.seed)
     variants = [strict, ours, *([theirs] if theirs else [])]
-    results = compare(
-        pair, task, settings, variants, examples, partial(engine_for, settings.pair, pair), folder, console
-    )
+    run_parts = run_here(pair, task, settings, partial(engine_for, settings.pair, pair))
+    results = compare(pair, settings, variants, examples, run_parts, folder, console)
     decision = decide(
         _contender(ours, results),
         _contender(theirs, results) if theirs else None,
-        results[strict.label],
+        results[strict.cell, strict.label],
         measured_costs(settings, pair, [variant.decode.draft_length for variant in variants]),
         settings.evaluate,
         Bootstrap(settings.evaluate.resamples, settings.seed),
@@ -95,8 +93,8 @@ def _same(ours: Variant, theirs: Variant) -> bool:
     return all(torch.equal(value, there[name]) for name, value in ours.head.state_dict().items())
 
 
-def _contender(variant: Variant, results: dict[str, list[ExampleResult]]) -> Contender:
-    return Contender(variant.label, results[variant.label], variant.decode.draft_length)
+def _contender(variant: Variant, results: Results) -> Contender:
+    return Contender(variant.label, results[variant.cell, variant.label], variant.decode.draft_length)
 
 
 def present_champion(

@@ -1,6 +1,6 @@
 """The search: Ray Tune over verifiers' settings, taken up again after a kill, each epoch a checkpoint and a report.
 
-    <folder>/strict.jsonl      strict's results on the validation prompts, which every trial is compared with
+    <folder>/T*/strict.jsonl   strict's results on the validation prompts, which every trial is compared with
     <folder>/tune/             Tune's experiment: trials, checkpoints, TensorBoard events, Optuna's state
     <folder>/candidates.json   what was found
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from diversed.cluster import engine_for
 from diversed.decoding.costs import Costs, profile_costs
-from diversed.evaluation.compare import Variant, compare, evaluate_variant
+from diversed.evaluation.compare import Variant, compare, evaluate_variant, run_here, samples_of
 from diversed.evaluation.intervals import Bootstrap
 from diversed.evaluation.metrics import ExampleResult
 from diversed.models import Pair
@@ -39,9 +39,9 @@ def yardstick(settings: Settings, pair: Pair, costs: Costs, folder: Path, consol
     task = get_task(settings.task.name)
     examples = task.examples(settings.task, Split.VALIDATION, settings.seed)
     strict = Variant(Method.STRICT.value, settings.decode.model_copy(update={"method": Method.STRICT}))
-    engines = partial(engine_for, settings.pair, pair)
-    results = compare(pair, task, settings, [strict], examples, engines, folder, console)
-    return Yardstick(results[strict.label], costs)
+    run = run_here(pair, task, settings, partial(engine_for, settings.pair, pair))
+    results = compare(pair, settings, [strict], examples, run, folder, console)
+    return Yardstick(results[strict.cell, strict.label], costs)
 
 
 def assess(settings: Settings, pair: Pair, head: Head, measure: Yardstick) -> Score:
@@ -50,8 +50,12 @@ def assess(settings: Settings, pair: Pair, head: Head, measure: Yardstick) -> Sc
     examples = task.examples(settings.task, Split.VALIDATION, settings.seed)
     decode = settings.decode.model_copy(update={"method": Method.DIVERSED})
     variant = Variant(Method.DIVERSED.value, decode, head)
-    engines = partial(engine_for, settings.pair, pair)
-    return measure.score(evaluate_variant(pair, task, settings, variant, examples, engines), settings)
+    engine = engine_for(settings.pair, pair, decode, head)
+    try:
+        results = evaluate_variant(pair, task, settings, variant, samples_of(settings, examples), engine)
+    finally:
+        engine.close()
+    return measure.score(results, settings)
 
 
 def measured_costs(settings: Settings, pair: Pair, draft_lengths: Iterable[int] = ()) -> Costs:

@@ -2,15 +2,29 @@
 
 from diversed.verification.baselines import RULES, rule_of
 from diversed.verification.laws import biased, draw, penalised, residual, sampling_law, total_variation
-from diversed.verification.rules import Kind, Laws, Rule, Verdict, accept_probability, emitted_law, verify
+from diversed.verification.rules import (
+    AUDIT,
+    OVERSHOOT,
+    Kind,
+    Laws,
+    Rule,
+    Verdict,
+    accept_probability,
+    audit,
+    emitted_law,
+    verify,
+)
 
 __all__ = [
+    "AUDIT",
+    "OVERSHOOT",
     "RULES",
     "Kind",
     "Laws",
     "Rule",
     "Verdict",
     "accept_probability",
+    "audit",
     "biased",
     "draw",
     "emitted_law",

@@ -3,8 +3,8 @@
 Most are strict verification against a surrogate of the target, `pi`, or accept what a threshold lets pass. A rule's
 fields are its parameters, with the defaults of their sources; `decode.parameters` sets them by name.
 
-Shapes: V vocabulary; laws [..., V], drafted tokens [...]. p target law, q draft law, p0 and q0 the same before
-temperature and filters.
+Shapes: V vocabulary, X drafted tokens; laws [..., V], drafted tokens [..., X]. p target law, q draft law, p0 and q0 the
+same before temperature and filters.
 """
 
 import math
@@ -57,8 +57,8 @@ class Lossy(Rule):
         return _or_p(residual(laws.p / self.beta, laws.q), laws)
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
-        best, at = laws.p0.max(-1)
-        return laws.of_x(laws.p0) >= (1 - self.alpha) * best, at
+        best_1, at_1 = laws.p0.max(-1, keepdim=True)
+        return laws.of_x(laws.p0) >= (1 - self.alpha) * best_1, at_1
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Mentored(Rule):
 
     def accept(self, laws: Laws) -> Tensor:
         a_1, _ = self._bounds(laws)
-        bounded = laws.of_x(laws.p) * a_1.squeeze(-1).to(laws.p.dtype)
+        bounded = laws.of_x(laws.p) * a_1.to(laws.p.dtype)
         q_x = laws.of_x(laws.q)
         return torch.where(q_x <= bounded, 1.0, bounded / q_x)
 
@@ -83,8 +83,8 @@ class Mentored(Rule):
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
         a_1, s_1 = (bound_1.to(laws.p.dtype) for bound_1 in self._bounds(laws))
-        best = torch.minimum(torch.maximum(laws.q, laws.p * s_1), laws.p * a_1).argmax(-1)
-        return laws.x == best, best
+        best_1 = torch.minimum(torch.maximum(laws.q, laws.p * s_1), laws.p * a_1).argmax(-1, keepdim=True)
+        return laws.x == best_1, best_1
 
     def _bounds(self, laws: Laws) -> tuple[Tensor, Tensor]:
         """`a` and `1/b`, [..., 1] float64. KL(p || out) grows with `a`, so bisection finds it."""
@@ -136,8 +136,8 @@ class Surrogate(Rule):
         return _or_p(residual(self.pi(laws), laws.q), laws)
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
-        best = self.pi(laws).argmax(-1)
-        return laws.x == best, best
+        best_1 = self.pi(laws).argmax(-1, keepdim=True)
+        return laws.x == best_1, best_1
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,14 +242,14 @@ class Threshold(Rule):
         return one_hot(p_V.argmax(-1), p_V.shape[-1]).to(p_V.dtype)
 
     def accept(self, laws: Laws) -> Tensor:
-        return self.passes(laws.p).gather(-1, laws.x[..., None]).squeeze(-1).to(laws.p.dtype)
+        return self.passes(laws.p).gather(-1, laws.x).to(laws.p.dtype)
 
     def replacement(self, laws: Laws) -> Tensor:
         is_drafted_1 = laws.q.sum(-1, keepdim=True) > 0
         return torch.where(is_drafted_1, self.fallback_law(laws.p), laws.p)
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
-        return self.accept(laws) > 0, laws.p.argmax(-1)
+        return self.accept(laws) > 0, laws.p.argmax(-1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +290,10 @@ class Cactus(Rule):
 
     delta: float = 0.1
 
+    @property
+    def replaces_by_token(self) -> bool:
+        return True
+
     def _boosted(self, p: Tensor) -> Tensor:
         return (p + (2 * self.delta * p * (1 - p)).clamp_min(0).sqrt()).clamp_max(1)
 
@@ -297,16 +301,16 @@ class Cactus(Rule):
         return accept_probability(self._boosted(laws.of_x(laws.p)), laws.of_x(laws.q), 1.0)
 
     def replacement(self, laws: Laws) -> Tensor:
-        x_1 = laws.x[..., None]
-        p_1 = laws.p.gather(-1, x_1)
+        x_1 = laws.x
+        p_1 = laws.of_x(laws.p)
         h_1 = self._boosted(p_1)
         rest_1 = (1 - h_1) / (1 - p_1).clamp_min(torch.finfo(laws.p.dtype).tiny)
         return _or_p(residual((laws.p * rest_1).scatter(-1, x_1, h_1), laws.q), laws)
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
         """A one-hot p is boosted nowhere: strict."""
-        best = laws.p.argmax(-1)
-        return laws.x == best, best
+        best_1 = laws.p.argmax(-1, keepdim=True)
+        return laws.x == best_1, best_1
 
 
 # -- what wraps a rule ---------------------------------------------------------------------------------------------
@@ -326,8 +330,8 @@ class Repaired(Rule):
         return torch.maximum(self.rule.accept(laws), accept_probability(laws.of_x(laws.p), laws.of_x(laws.q), 1.0))
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
-        best = laws.p.argmax(-1)
-        return self.rule.greedy(laws)[0] | (laws.x == best), best
+        best_1 = laws.p.argmax(-1, keepdim=True)
+        return self.rule.greedy(laws)[0] | (laws.x == best_1), best_1
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ p target law, q draft law, v verification law, w weight on the target.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import torch
@@ -23,7 +23,18 @@ from torch.nn.functional import pad
 from diversed.settings import Method
 from diversed.verification.laws import draw, residual, total_variation
 
-__all__ = ["Kind", "Laws", "Rule", "Verdict", "accept_probability", "emitted_law", "verify"]
+__all__ = [
+    "AUDIT",
+    "OVERSHOOT",
+    "Kind",
+    "Laws",
+    "Rule",
+    "Verdict",
+    "accept_probability",
+    "audit",
+    "emitted_law",
+    "verify",
+]
 
 
 class Kind(IntEnum):
@@ -36,7 +47,8 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Laws:
-    """What a rule may look at, at any number of positions: laws [..., V], drafted tokens and weights [...]."""
+    """What a rule may look at, at any number of positions: laws [..., V], X tokens that may have been drafted [..., X]
+    (a verification asks about one, an audit about all), weights [..., 1]."""
 
     p: Tensor
     q: Tensor
@@ -47,8 +59,8 @@ class Laws:
     untempered_q: Tensor | None = None
 
     def of_x(self, law_V: Tensor) -> Tensor:
-        """A law's probability of the drafted token, [...]."""
-        return law_V.gather(-1, self.x[..., None]).squeeze(-1)
+        """A law's probability of the drafted tokens, [..., X]."""
+        return law_V.gather(-1, self.x)
 
     @property
     def p0(self) -> Tensor:
@@ -75,12 +87,17 @@ class Rule:
         """Whether it looks at the laws before temperature and filters."""
         return False
 
+    @property
+    def replaces_by_token(self) -> bool:
+        """Whether the law of a replacement depends on which token was rejected."""
+        return False
+
     def accept(self, laws: Laws) -> Tensor:
-        """P(accept) of the drafted tokens, [...]."""
+        """P(accept) of the drafted tokens, [..., X]."""
         return accept_probability(laws.of_x(laws.p), laws.of_x(laws.q), laws.w, self.cap)
 
     def replacement(self, laws: Laws) -> Tensor:
-        """The law of the token in the place of `x`, which was rejected, [..., V]; it need not be normalised.
+        """The law of the token in the place of the one `x`, which was rejected, [..., V]; it need not be normalised.
 
         Where q = 0 (nothing was drafted) it must be p.
         """
@@ -91,17 +108,33 @@ class Rule:
         return p_V
 
     def greedy(self, laws: Laws) -> tuple[Tensor, Tensor]:
-        """At temperature 0: which tokens are kept, and which stand in for those that are not, [...] each.
+        """At temperature 0: which tokens are kept, [..., X], and what stands in for those that are not, [..., 1].
 
         Here `mixture-argmax`: x is kept if it is the argmax of `min(v, c*p)`, else that argmax is emitted.
         """
-        w_1 = laws.w if isinstance(laws.w, float) else laws.w[..., None]
-        v_V = w_1 * laws.p + (1 - w_1) * laws.q
-        best = (v_V if self.cap == math.inf else torch.minimum(v_V, self.cap * laws.p)).argmax(-1)
-        return laws.x == best, best
+        v_V = laws.w * laws.p + (1 - laws.w) * laws.q
+        best_1 = (v_V if self.cap == math.inf else torch.minimum(v_V, self.cap * laws.p)).argmax(-1, keepdim=True)
+        return laws.x == best_1, best_1
 
 
 STRICT = Rule(Method.STRICT)
+DRAFT_ONLY = Rule(Method.DRAFT_ONLY, 0.0)
+
+# What an audit says of a position, all from the exact law `out` that the rule emits there: P(accept), TV(out, p),
+# KL(out || p) in nats, the mass of out above OVERSHOOT * p, the gap to the frontier (method.md 5.2), out of the emitted
+# token, and max p.
+AUDIT = (
+    "acceptance",
+    "output_tv",
+    "output_kl",
+    "overshoot_mass",
+    "frontier_gap",
+    "output_probability",
+    "best_probability",
+)
+OVERSHOOT = 2.0
+SMALLEST_P = 1e-12  # in the divergence: a token that a filter bans in the target costs 28 nats, not infinitely many
+LARGEST_SQUARE = 4096
 
 
 @dataclass(slots=True)
@@ -115,12 +148,13 @@ class Verdict:
     q_BM: Tensor  # q of the emitted token; 0 at a bonus
     tv_BM: Tensor  # TV(p, q) at the position; 0 at a bonus
     w_BM: Tensor  # weight used; 1 at a bonus (its law is p)
+    audit_BMA: Tensor | None = None  # the numbers of `AUDIT`, if asked for; at a bonus as for out = p
 
     def cpu(self) -> "Verdict":
         """On the CPU, in one transfer: the one time in a round that the host waits for the device."""
         if self.tokens_BM.device.type == "cpu":
             return self
-        values = [getattr(self, name) for name in self.__slots__]
+        values = [value for name in self.__slots__ if (value := getattr(self, name)) is not None]
         flat = torch.cat([value.reshape(-1).double() for value in values]).cpu()  # float64 holds token ids exactly
         parts = flat.split([value.numel() for value in values])
         return Verdict(*(part.to(value.dtype).view(value.shape) for part, value in zip(parts, values, strict=True)))
@@ -141,22 +175,52 @@ def accept_probability(p: Tensor, q: Tensor, w: Tensor | float, cap: float = mat
 def emitted_law(rule: Rule, laws: Laws) -> tuple[Tensor, Tensor]:
     """Exact P(accept) and law of the emitted token under any rule, [...] and [..., V]; `laws.x` is not looked at.
 
-    `out = sum_x q(x) (a(x) 1_x + (1 - a(x)) r_x)`: every token of the vocabulary is tried as the drafted one, so it
-    takes V^2 numbers a position.
+    `out = sum_x q(x) (a(x) 1_x + (1 - a(x)) r_x)`: every token of the vocabulary is tried as the drafted one. Where the
+    replacement's law r depends on x that takes V^2 numbers a position.
     """
     V = laws.p.shape[-1]
-    shape = (*laws.p.shape[:-1], V)  # [..., X]: one entry for each token as x
-    w = laws.w if isinstance(laws.w, float) else laws.w[..., None].expand(shape)
+    x_V = torch.arange(V, device=laws.p.device).expand(laws.p.shape)
+    kept_V = laws.q * rule.accept(replace(laws, x=x_V))
+    rejected_V = laws.q - kept_V
+    if not rule.replaces_by_token:
+        law_V = _normalised(rule.replacement(laws))
+        return kept_V.sum(-1), kept_V + rejected_V.sum(-1, keepdim=True) * law_V
 
     def each(law_V: Tensor | None) -> Tensor | None:
-        return None if law_V is None else law_V[..., None, :].expand(*shape, V)
+        return None if law_V is None else law_V[..., None, :].expand(*laws.p.shape, V)
 
-    x_X = torch.arange(V, device=laws.p.device).expand(shape)
-    every = Laws(each(laws.p), each(laws.q), x_X, w, each(laws.untempered_p), each(laws.untempered_q))  # type: ignore[arg-type]
-    kept_X = laws.q * rule.accept(every)
-    law_XV = rule.replacement(every)
-    law_XV = law_XV / law_XV.sum(-1, keepdim=True)
-    return kept_X.sum(-1), kept_X + ((laws.q - kept_X)[..., None] * law_XV).sum(-2)
+    each_w = laws.w if isinstance(laws.w, float) else laws.w[..., None]
+    every = Laws(each(laws.p), each(laws.q), x_V[..., None], each_w, each(laws.untempered_p), each(laws.untempered_q))  # type: ignore[arg-type]
+    return kept_V.sum(-1), kept_V + (rejected_V[..., None] * _normalised(rule.replacement(every))).sum(-2)
+
+
+def _normalised(law_V: Tensor) -> Tensor:
+    return law_V / law_V.sum(-1, keepdim=True)
+
+
+def audit(rule: Rule, laws: Laws, token_1: Tensor) -> Tensor:
+    """What `AUDIT` names, at each position: [..., A]. `token_1` are the emitted tokens, [..., 1].
+
+    A rule that replaces by token takes V^2 numbers a position: over LARGEST_SQUARE, what depends on `out` is NaN.
+    """
+    p_V, q_V = laws.p, laws.q
+    if rule.replaces_by_token and p_V.shape[-1] > LARGEST_SQUARE:
+        accepted, out_V = torch.full_like(p_V[..., 0], torch.nan), torch.full_like(p_V, torch.nan)
+    else:
+        accepted, out_V = emitted_law(rule, laws)
+    # The sums of float32 laws differ from 1 by rounding, which would outweigh the small differences looked for here.
+    p_V, q_V, out_V = (_normalised(law_V.double()) for law_V in (p_V, q_V, out_V))
+    output_tv = total_variation(p_V, out_V)
+    columns = {
+        "acceptance": accepted.double(),
+        "output_tv": output_tv,
+        "output_kl": torch.xlogy(out_V, out_V / p_V.clamp_min(SMALLEST_P)).sum(-1),
+        "overshoot_mass": (out_V - OVERSHOOT * p_V).clamp_min(0).sum(-1),
+        "frontier_gap": 1 - total_variation(p_V, q_V) + output_tv - accepted,
+        "output_probability": out_V.gather(-1, token_1).squeeze(-1),
+        "best_probability": p_V.amax(-1),
+    }
+    return torch.stack([columns[name] for name in AUDIT], -1)
 
 
 def verify(
@@ -170,28 +234,29 @@ def verify(
     greedy_B: Tensor | None = None,
     w_BN: Tensor | None = None,
     untempered: tuple[Tensor, Tensor] | None = None,
+    audited: bool = False,
 ) -> Verdict:
     """One round for B rows (method.md 2): accept a prefix of `x`, then emit one replacement or bonus token.
 
     `drafted_B` <= N tokens of a row are up for verification. `coins_BN` decide acceptance, `u_BM` draws the last
     token; all uniform in [0, 1). Rows of `greedy_B` take what the rule's `greedy` says, and as bonus `argmax p`.
     `w_BN` is for a rule whose weight is learned. `untempered` are p_BMV and q_BNV before temperature and filters, where
-    these differ and the rule looks at them. N = 0 is one autoregressive step.
+    these differ and the rule looks at them. `audited` adds the numbers of `AUDIT`. N = 0 is one autoregressive step.
     """
     N = p_BMV.shape[1] - 1
     if N == 0:
-        return _autoregressive_step(rule.autoregressive(p_BMV), u_BM, greedy_B)
+        return _autoregressive_step(rule, p_BMV, u_BM, greedy_B, audited)
     valid_BN = torch.arange(N, device=p_BMV.device) < drafted_B[:, None]
     weight: Tensor | float = 1.0 if rule.weight is None else rule.weight
     if w_BN is not None:
-        weight = w_BN
+        weight = w_BN[..., None]
 
     p_BNV = p_BMV[:, :N]
     p0_BMV, q0_BNV = untempered or (None, None)
-    laws = Laws(p_BNV, q_BNV, x_BN, weight, None if p0_BMV is None else p0_BMV[:, :N], q0_BNV)
-    accept_BN = coins_BN < rule.accept(laws)
+    laws = Laws(p_BNV, q_BNV, x_BN[..., None], weight, None if p0_BMV is None else p0_BMV[:, :N], q0_BNV)
+    accept_BN = coins_BN < rule.accept(laws).squeeze(-1)
     if greedy_B is not None:
-        keep_BN, best_BN = rule.greedy(laws)
+        keep_BN, best_BN = (values_BN1.squeeze(-1) for values_BN1 in rule.greedy(laws))
         # Past the drafted tokens the law is p, as after the last of them.
         best_BM = p_BMV.argmax(-1)
         best_BM[:, :N] = torch.where(valid_BN, best_BN, best_BM[:, :N])
@@ -204,7 +269,7 @@ def verify(
     last = Laws(
         p_BMV[row_B, accepted_B],
         q_BNV[row_B, at_B] * is_drafted_B1,
-        x_BN[row_B, at_B],
+        x_BN[row_B, at_B][:, None],
         untempered_p=None if p0_BMV is None else p0_BMV[row_B, accepted_B],
         untempered_q=None if q0_BNV is None else q0_BNV[row_B, at_B] * is_drafted_B1,
     )
@@ -213,6 +278,12 @@ def verify(
         last_token_B1 = torch.where(greedy_B[:, None], best_BM.gather(1, last_B1), last_token_B1)
     tokens_BM = pad(x_BN, (0, 1)).scatter_(1, last_B1, last_token_B1)
     index_BM1 = tokens_BM[..., None]
+    audit_BMA = None
+    if audited:
+        bonus_BMA = audit(STRICT, Laws(p_BMV, p_BMV, index_BM1), index_BM1)
+        judged_BNA = audit(rule, laws, index_BM1[:, :N])
+        audit_BMA = bonus_BMA
+        audit_BMA[:, :N] = torch.where(valid_BN[..., None], judged_BNA, bonus_BMA[:, :N])
     return Verdict(
         tokens_BM=tokens_BM,
         accepted_B=accepted_B,
@@ -220,16 +291,19 @@ def verify(
         p_BM=p_BMV.gather(-1, index_BM1).squeeze(-1),
         q_BM=pad(q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1) * valid_BN, (0, 1)),
         tv_BM=pad(total_variation(p_BNV, q_BNV) * valid_BN, (0, 1)),
-        w_BM=pad(torch.where(valid_BN, weight, 1.0), (0, 1), value=1.0),
+        w_BM=pad(torch.where(valid_BN, weight if w_BN is None else w_BN, 1.0), (0, 1), value=1.0),
+        audit_BMA=audit_BMA,
     )
 
 
-def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -> Verdict:
+def _autoregressive_step(rule: Rule, p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None, audited: bool) -> Verdict:
     """N = 0: one bonus token per row."""
-    token_B = draw(p_BMV[:, 0], u_BM[:, :1])
+    law_BMV = rule.autoregressive(p_BMV)
+    token_B = draw(law_BMV[:, 0], u_BM[:, :1])
     if greedy_B is not None:
         token_B = torch.where(greedy_B, p_BMV[:, 0].argmax(-1), token_B)
     zero_B1 = torch.zeros_like(p_BMV[..., 0])
+    token_B11 = token_B[:, None, None]
     return Verdict(
         tokens_BM=token_B[:, None],
         accepted_B=torch.zeros_like(token_B),
@@ -238,4 +312,6 @@ def _autoregressive_step(p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None) -
         q_BM=zero_B1,
         tv_BM=zero_B1,
         w_BM=zero_B1 + 1,
+        # The law itself is what is emitted: as if it had been drafted, and nothing rejected.
+        audit_BMA=audit(DRAFT_ONLY, Laws(p_BMV, law_BMV, token_B11, 0.0), token_B11) if audited else None,
     )
