@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from diversed.verifier import Head
 
 
-def evaluate(settings: Settings) -> None:
+def evaluate(settings: Settings) -> list[Path]:
+    """The folder of each task's evaluation."""
     from diversed.cluster import connect
     from diversed.evaluation.run import evaluation_key
     from diversed.models import load_pair, set_threads
@@ -43,6 +44,7 @@ def evaluate(settings: Settings) -> None:
     pair = load_pair(settings.pair)
     tracker = Tracker(settings)
     work = [(each, variants_of(each, pair)) for each in settings.per_task()]
+    folders = []
     alone = settings.evaluate.workers == 1 and settings.pair.placement is Placement.IN_PROCESS
     with nullcontext() if alone else connect():
         for each, variants in work:
@@ -52,6 +54,8 @@ def evaluate(settings: Settings) -> None:
             with tracker.run(f"evaluate {each.label}", key=f"evaluate-{key}", tags=tags) as run:
                 evaluate_and_log(each, pair, variants, folder, run, console)
             console.print(f"results: {folder}", soft_wrap=True, highlight=False)
+            folders.append(folder)
+    return folders
 
 
 def variants_of(settings: Settings, pair: "Pair") -> "list[Variant]":
@@ -100,8 +104,8 @@ def evaluate_and_log(
     for line in headlines(comparisons[0]):
         console.print(f"- {line}", highlight=False)
     if len(comparisons) > 1:
-        console.print(f"{len(comparisons)} cells, the first is shown: {folder / 'numbers.csv'}", soft_wrap=True)
-    console.print(f"figure: {folder / 'pareto.png'}", soft_wrap=True, highlight=False)
+        console.print(f"{len(comparisons)} cells; this is the first, all are in the report", highlight=False)
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True, highlight=False)
     rows = table_rows(comparisons[0])
     run.log_metrics({f"{metric_name(row['method'])}/{row['metric']}": row["value"] for row in rows})
     run.log_table(rows, "comparison_table.json")

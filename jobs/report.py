@@ -1,9 +1,11 @@
-"""Make the report of a recorded evaluation again, and put it into README.
+"""Make the reports of recorded evaluations again: nothing is run, the numbers come from the recorded files alone.
 
-    python -m jobs.report FOLDER                         # tables and figure beside the records
-    python -m jobs.report FOLDER --readme README.md      # and README's results block, with a copy of the figure
+    python -m jobs.report FOLDER                              # tables, figures and page beside the records
+    python -m jobs.report FOLDER --readme README.md           # and README's results block, with a copy of the figure
+    python -m jobs.report FOLDER FOLDER --page all.html       # one page, and all.md, of several evaluations
+    python -m jobs.report FOLDER --page all.html --paper paper_tables.json     # the paper's numbers beside them
 
-FOLDER is what `python -m jobs.evaluate` printed last. Nothing is run: the numbers come from the recorded files alone.
+FOLDER is what `python -m jobs.evaluate` printed last.
 """
 
 import argparse
@@ -12,21 +14,30 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from diversed.errors import DiversedError
+from diversed.errors import ConfigError, DiversedError
 from jobs._stages import screen
 
 
 def report(arguments: argparse.Namespace) -> None:
-    from diversed.evaluation.report import update_readme, write_report
+    from diversed.evaluation.page import read_published
+    from diversed.evaluation.report import update_readme, write_page, write_report
     from diversed.evaluation.tables import console_table, markdown
 
-    comparison = write_report(arguments.folder)[0]
-    screen().print(console_table(comparison))
+    if arguments.readme is not None and len(arguments.folders) > 1:
+        raise ConfigError(f"--readme {arguments.readme}: takes one evaluation; give one FOLDER")
+    published = None if arguments.paper is None else read_published(arguments.paper)
+    reports = [write_report(folder) for folder in arguments.folders]
+    for comparisons in reports:
+        screen().print(console_table(comparisons[0]))
+    if arguments.page is not None:
+        write_page(arguments.page, [cell for comparisons in reports for cell in comparisons], published)
+        print(f"wrote {arguments.page} and {arguments.page.with_suffix('.md')}")
     if arguments.readme is not None:
+        folder, comparison = arguments.folders[0], reports[0][0]
         figures = arguments.readme.parent / arguments.figures
         figures.mkdir(parents=True, exist_ok=True)
         for suffix in ("png", "svg"):
-            shutil.copyfile(arguments.folder / f"pareto.{suffix}", figures / f"{comparison.label}.{suffix}")
+            shutil.copyfile(folder / f"pareto.{suffix}", figures / f"{comparison.label}.{suffix}")
         link = (arguments.figures / f"{comparison.label}.png").as_posix()
         update_readme(arguments.readme, markdown(comparison, link))
         print(f"wrote {arguments.readme} and {figures / comparison.label}.png, .svg")
@@ -36,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, help="a recorded evaluation")
+    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="a recorded evaluation")
+    parser.add_argument("--page", type=Path, help="an .html file for all of them; an .md file comes beside it")
+    parser.add_argument("--paper", type=Path, help="the paper's published numbers (paper_tables.json), for the page")
     parser.add_argument("--readme", type=Path, help="a file with the two result markers")
     parser.add_argument(
         "--figures",

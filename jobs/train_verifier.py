@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from diversed.training import Trainer
 
 
-def train_verifier(settings: Settings) -> None:
+def train_verifier(settings: Settings) -> Path:
+    """The last checkpoint."""
     from rich.console import Console
 
     from diversed.cluster import connect, engine_for
@@ -40,6 +41,7 @@ def train_verifier(settings: Settings) -> None:
     with cluster, tracker.run(f"train {settings.label}", key=f"train-{trainer.key}", tags={"stage": "train"}) as run:
         checkpoint = train_and_log(trainer, folder, run)
     console.print(f"verifier: {checkpoint}", soft_wrap=True, highlight=False)
+    return checkpoint
 
 
 def train_and_log(trainer: "Trainer", folder: Path, run: "TrackedRun") -> Path:

@@ -35,6 +35,7 @@ __all__ = [
     "DecodeSettings",
     "DrafterKind",
     "EvaluateSettings",
+    "Features",
     "Method",
     "PairSettings",
     "Placement",
@@ -93,6 +94,14 @@ class DrafterKind(StrEnum):
 
     MODEL = "model"
     PROMPT_LOOKUP = "prompt-lookup"
+
+
+class Features(StrEnum):
+    """Whose hidden states the verifier reads."""
+
+    BOTH = "both"
+    DRAFT = "draft"
+    TARGET = "target"
 
 
 class DType(StrEnum):
@@ -241,6 +250,7 @@ class VerifierSettings(Group):
     """The ensemble head."""
 
     initial_weight: float = Field(0.5, gt=0, lt=1, description="w0: the weight on the target before training")
+    features: Features = Field(Features.BOTH, description="models whose hidden states count; the other's stay at 0")
     checkpoint: Source | None = Field(None, description="a verifier folder, or models:/NAME@ALIAS")
 
 
@@ -252,6 +262,7 @@ class TrainSettings(Group):
     epochs: int = Field(2, ge=1, description="passes over the training prompts, each with fresh rollouts")
     prompts_per_update: int = Field(8, ge=1, description="prompts per optimiser batch")
     rollouts: int = Field(4, ge=2, description="samples per prompt, K")
+    repeat: int = Field(0, ge=0, description="number of the training run: same prompts, other rollouts and order")
     passes: int = Field(1, ge=1, description="optimiser steps per batch of rollouts; above 1 the ratio is clipped")
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="clip of the importance ratio when passes > 1")
     clip_norm: float = Field(5.0, gt=0, description="bound on the gradient's norm")

@@ -70,6 +70,7 @@ def test_several_verifiers(settings: Settings) -> None:
     assert [label for _, label in of(settings, methods=methods)] == [
         "strict", "diversed (one)", "diversed cap=2 (two)", "diversed cap=2 (one)",
     ]  # fmt: skip
+    assert of(settings, methods=["diversed:checkpoint=seed 1=/a/epoch-003"]) == [("T1-N3", "diversed (seed 1)")]
 
 
 @pytest.mark.parametrize(

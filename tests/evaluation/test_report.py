@@ -110,10 +110,10 @@ def test_numbers(run_folder: Path) -> None:
 
 def test_same_files_same_bytes(run_folder: Path) -> None:
     write_report(run_folder)
-    names = ["comparisons.json", "numbers.csv", "results.md", "pareto.png", "pareto.svg"]
-    before = [(run_folder / name).read_bytes() for name in names[:4]]
+    names = ["comparisons.json", "numbers.csv", "results.md", "report.html", "pareto.png", "pareto.svg"]
+    before = [(run_folder / name).read_bytes() for name in names[:5]]
     write_report(run_folder)
-    assert [(run_folder / name).read_bytes() for name in names[:4]] == before
+    assert [(run_folder / name).read_bytes() for name in names[:5]] == before
     assert read_comparisons(run_folder) == build_comparisons(run_folder)
     assert sorted(path.name for path in run_folder.iterdir()) == sorted(
         ["command.txt", "results", "run.yaml", "speed.json", *names]

@@ -96,7 +96,7 @@ def test_a_head_that_is_just_starting_is_alive(checkout: Path, monkeypatch: pyte
         try:
             head = head_of(starting.pid, str(checkout / "ray"))
             assert head.leader() is None  # its command line names something else
-            monkeypatch.setattr(psutil.Process, "cmdline", lambda self: [])
+            monkeypatch.setattr(psutil.Process, "cmdline", lambda _: [])
             assert head.leader() is not None
             assert [process.pid for process in head.processes()] == [starting.pid]
         finally:

@@ -3,7 +3,7 @@
 A method is written `NAME` or `NAME:field=value:field=value`, e.g. `strict`, `static:weight=0.5`, `token-v3:alpha=0.3`,
 `typical:repaired=yes`. Fields are those of `decode` and the rule's own parameters; values separated by `/` stand for
 one method each: `lossy:alpha=0.1/0.3/0.5`. `diversed:checkpoint=FOLDER` takes that verifier instead of
-`verifier.checkpoint`.
+`verifier.checkpoint`; `checkpoint=NAME=FOLDER` also says what it is called here, which else is the folder's name.
 """
 
 import itertools
@@ -120,13 +120,13 @@ def _variant(
     shown_values = {name: getattr(changed, name, changed.parameters.get(name)) for name in shown}
     if method is not Method.DIVERSED:
         return Variant(_label(method, shown_values), changed)
-    source = own or checkpoint
-    if source is None:
+    name, equals, source = (own or checkpoint or "").rpartition("=")
+    if not source:
         return None
     if source not in heads:
         heads[source] = load(source)
-    name = "" if own is None else f" ({Path(own).name})"
-    return Variant(_label(method, shown_values) + name, changed, heads[source])
+    called = "" if own is None else f" ({name if equals else Path(source).name})"
+    return Variant(_label(method, shown_values) + called, changed, heads[source])
 
 
 def _label(method: Method, values: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 <run folder>/run.yaml            settings and provenance
 <run folder>/results/*/*.jsonl   per-sample results of each method, by cell (`compare`)
 <run folder>/speed.json          raw times and the cost model's factors (`speed`)
-<run folder>/comparisons.json, numbers.csv, results.md, pareto.png, pareto.svg      written here
+<run folder>/comparisons.json, numbers.csv, results.md, report.html, pareto.png, pareto.svg      written here
 """
 
 import csv
@@ -24,16 +24,17 @@ from diversed.evaluation.gate import quality_gate
 from diversed.evaluation.grid import cells
 from diversed.evaluation.intervals import Bootstrap, Estimate
 from diversed.evaluation.metrics import paired, summarise
+from diversed.evaluation.page import page, page_markdown
 from diversed.evaluation.rows import Comparison, MethodRow
 from diversed.evaluation.speed import HF_ASSISTED, HF_GENERATE, read_speed, summarise_speed
 from diversed.evaluation.tables import markdown, table_rows
 from diversed.settings import DecodeSettings, Method, Settings, from_record
 
-__all__ = ["build_comparisons", "read_comparisons", "update_readme", "write_report"]
+__all__ = ["build_comparisons", "read_comparisons", "update_readme", "write_page", "write_report"]
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 LOSSLESS = (Method.AUTOREGRESSIVE, Method.STRICT)  # they have one law
-COMPARISONS, NUMBERS, RESULTS, PARETO = "comparisons.json", "numbers.csv", "results.md", "pareto"
+COMPARISONS, NUMBERS, RESULTS, PAGE, PARETO = "comparisons.json", "numbers.csv", "results.md", "report.html", "pareto"
 
 
 def write_report(folder: Path) -> list[Comparison]:
@@ -42,8 +43,15 @@ def write_report(folder: Path) -> list[Comparison]:
     write_json_atomic(folder / COMPARISONS, [comparison.record() for comparison in comparisons])
     write_text_atomic(folder / NUMBERS, _csv(comparisons))
     write_text_atomic(folder / RESULTS, markdown(comparisons[0], f"{PARETO}.png"))
+    write_text_atomic(folder / PAGE, page(comparisons))
     save_figure(pareto_figure(comparisons[0]), folder / PARETO)
     return comparisons
+
+
+def write_page(path: Path, comparisons: Sequence[Comparison], published: Mapping[str, Any] | None) -> None:
+    """One page of comparisons of any evaluations: HTML at `path`, its tables as Markdown beside it."""
+    write_text_atomic(path, page(comparisons, published))
+    write_text_atomic(path.with_suffix(".md"), page_markdown(comparisons, published))
 
 
 def read_comparisons(folder: Path) -> list[Comparison]:

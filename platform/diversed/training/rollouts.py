@@ -47,14 +47,20 @@ def rollout_decode(settings: Settings) -> DecodeSettings:
     return settings.decode.model_copy(update=changes)
 
 
+def training_seed(settings: Settings) -> int:
+    """Root of all that is random in a training run. Which prompts it trains on is not: that is `settings.seed`'s."""
+    repeat = settings.train.repeat
+    return derive_seed(settings.seed, "repeat", repeat) if repeat else settings.seed
+
+
 def requests_for(examples: Sequence[Example], settings: Settings, pair: Pair, epoch: int) -> list[Request]:
-    """K requests per example, prompt by prompt. Seeds depend on nothing but the root seed, epoch, example and k."""
+    """K requests per example, prompt by prompt. Seeds depend on nothing but the run's seed, epoch, example and k."""
     decode, task = rollout_decode(settings), settings.task
     requests = []
     for example in examples:
         prompt_ids = pair.encode(example.prompt, task.chat_template)
         for k in range(settings.train.rollouts):
-            seed = derive_seed(settings.seed, task.name, "train", epoch, example.id, k)
+            seed = derive_seed(training_seed(settings), task.name, "train", epoch, example.id, k)
             requests.append(Request.of(prompt_ids, task.max_new_tokens, seed, decode))
     return requests
 

@@ -29,10 +29,10 @@ from diversed.decoding import Engine, Weigh
 from diversed.errors import CheckpointError, DataError, DiversedError
 from diversed.models import Pair
 from diversed.seeding import derive_seed
-from diversed.settings import DecodeSettings, Settings, flatten
+from diversed.settings import DecodeSettings, Features, Settings, flatten
 from diversed.tasks import Example, Split, Task
 from diversed.training.learner import Batch, losses
-from diversed.training.rollouts import Pool, batch_of, requests_for, results_of, rollout_decode
+from diversed.training.rollouts import Pool, batch_of, requests_for, results_of, rollout_decode, training_seed
 from diversed.verifier import DECISIVE, Head, VerifierCard, load_verifier, save_verifier
 
 __all__ = ["EngineFactory", "Trainer", "latest_checkpoint", "learning_rate"]
@@ -77,6 +77,7 @@ class Trainer:
         self.examples = task.examples(settings.task, Split.TRAIN, settings.seed)
         self._check_lengths()
         self.head = Head(pair.draft_dim, pair.target_dim, settings.verifier.initial_weight).to(pair.device)
+        self._restrict(settings.verifier.features)
         self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=settings.train.learning_rate)
         self.update = 0  # optimiser batches so far
         self.updates: list[dict[str, float]] = []  # curves of the newest epoch, a row per update
@@ -98,8 +99,18 @@ class Trainer:
             "task": settings["task"],
             "decode": rollout_decode(self.settings).model_dump(mode="json", exclude={"cap", "weight"}),
             "initial_weight": settings["verifier"]["initial_weight"],
+            "features": settings["verifier"]["features"],
             "train": settings["train"],
         }
+
+    def _restrict(self, features: Features) -> None:
+        """Weights of a model that does not count get no gradient, and stay where they begin, at 0."""
+        if features is Features.BOTH:
+            return
+        counts_D = torch.zeros_like(self.head.weight_D)
+        draft_dim = self.pair.draft_dim
+        counts_D[slice(0, draft_dim) if features is Features.DRAFT else slice(draft_dim, None)] = 1
+        self.head.weight_D.register_hook(lambda gradient_D: gradient_D * counts_D)
 
     @property
     def key(self) -> str:
@@ -142,7 +153,7 @@ class Trainer:
 
     def _epoch(self, engine: Engine, epoch: int) -> None:
         """All prompts once, in an order of the epoch's own."""
-        order = random.Random(derive_seed(self.settings.seed, self.settings.task.name, "order", epoch))
+        order = random.Random(derive_seed(training_seed(self.settings), self.settings.task.name, "order", epoch))
         examples = order.sample(self.examples, len(self.examples))
         size, K = self.settings.train.prompts_per_update, self.settings.train.rollouts
         pool, self.updates = Pool(), []

@@ -1,0 +1,110 @@
+"""A study: several verifiers trained, then compared in one or more evaluations, and one page of all of it.
+
+    python -m jobs.study jobs/study_arithmetic.yaml [settings, as for jobs.evaluate]
+
+The file names `verifiers` and `evaluations`, each by the settings in which it differs:
+
+    verifiers:   {seed0: {}, seed1: {seed: 1}}
+    evaluations: {main: {evaluate.methods: ["strict", "diversed:checkpoint=seed0", "diversed:checkpoint=seed1"]}}
+
+In a method a verifier goes by its name here. Verifiers are trained side by side on the cluster. All work has a folder
+that is taken up again, so the same command goes on where it was stopped. The page is
+`<output>/studies/<name of the file>.html`, its tables `.md`.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from diversed.errors import ConfigError
+from diversed.settings import Settings
+from jobs._main import run_job
+from jobs._stages import screen
+
+__all__ = ["main", "read_plan"]
+
+
+def read_plan(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
+    """A study's file; ConfigError if it is none."""
+    try:
+        plan = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; give a study's YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not YAML: {error}") from error
+    if not isinstance(plan, Mapping) or set(plan) != {"verifiers", "evaluations"}:
+        raise ConfigError(f"{path}: must hold verifiers and evaluations; see python -m jobs.study --help")
+    for kind, named in plan.items():
+        if not isinstance(named, Mapping) or not all(isinstance(changes, Mapping) for changes in named.values()):
+            raise ConfigError(f"{path}: {kind}: must map names to settings, NAME: {{}} at least")
+    return {kind: {name: dict(changes) for name, changes in named.items()} for kind, named in plan.items()}
+
+
+def study(path: Path, settings: Settings) -> None:
+    from diversed.cluster import connect
+    from diversed.evaluation.report import read_comparisons, write_page
+    from jobs.evaluate import evaluate
+
+    plan, console = read_plan(path), screen()
+    trained = {name: settings.updated(changes) for name, changes in plan["verifiers"].items()}
+    for changes in plan["evaluations"].values():
+        settings.updated(changes)  # what is wrong with it is said before anything is trained
+    with connect():
+        verifiers = _train(trained)
+        for name, folder in verifiers.items():
+            console.print(f"verifier {name}: {folder}", soft_wrap=True, highlight=False)
+        comparisons = []
+        for name, changes in plan["evaluations"].items():
+            console.print(f"evaluation {name}", highlight=False)
+            changed = settings.updated(changes)
+            methods = [_with_folder(method, verifiers) for method in changed.evaluate.methods]
+            for folder in evaluate(changed.updated({"evaluate.methods": methods})):
+                comparisons += read_comparisons(folder)
+    page = settings.output / "studies" / f"{path.stem}.html"
+    write_page(page, comparisons, None)
+    console.print(f"page: {page}", soft_wrap=True, highlight=False)
+
+
+def _train(trained: Mapping[str, Settings]) -> dict[str, Path]:
+    """The last checkpoint of each."""
+    import ray
+
+    from jobs.train_verifier import train_verifier
+
+    @ray.remote
+    def run(settings: Settings) -> Path:
+        return train_verifier(settings)
+
+    references = {
+        name: run.options(num_cpus=each.pair.threads, num_gpus=0).remote(each) for name, each in trained.items()
+    }
+    folders: dict[str, Path] = {name: ray.get(reference) for name, reference in references.items()}
+    return folders
+
+
+def _with_folder(method: str, verifiers: Mapping[str, Path]) -> str:
+    """`checkpoint=NAME` with the verifier's folder, which `NAME=` keeps as its label."""
+    fields = []
+    for field in method.split(":"):
+        name = field.removeprefix("checkpoint=")
+        fields.append(f"checkpoint={name}={verifiers[name]}" if name != field and name in verifiers else field)
+    return ":".join(fields)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    first, *arguments = (list(sys.argv[1:] if argv is None else argv)) or ["--help"]
+    if first.startswith("-"):
+        print(__doc__)
+        return 0 if first in {"-h", "--help"} else 2
+
+    def run(settings: Settings) -> None:
+        study(Path(first), settings)
+
+    return run_job(run, arguments, "Run a study.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
