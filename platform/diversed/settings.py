@@ -44,6 +44,7 @@ __all__ = [
     "Settings",
     "Suite",
     "TaskSettings",
+    "TraceSettings",
     "TrackingSettings",
     "TrainSettings",
     "VerifierSettings",
@@ -334,6 +335,12 @@ class BenchmarkSettings(Group):
     )
 
 
+class TraceSettings(Group):
+    """What `jobs/trace.py` shows."""
+
+    prompts: int = Field(3, ge=1, description="test prompts that are continued")
+
+
 class ServeSettings(Group):
     """The OpenAI-compatible endpoint."""
 
@@ -397,6 +404,7 @@ class Settings(BaseSettings):
     search: SearchSettings = SearchSettings()
     evaluate: EvaluateSettings = EvaluateSettings()
     benchmark: BenchmarkSettings = BenchmarkSettings()
+    trace: TraceSettings = TraceSettings()
     serve: ServeSettings = ServeSettings()
     tracking: TrackingSettings = TrackingSettings()
 

@@ -91,7 +91,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def engines(pair: Any) -> Callable[..., Any]:
-    return lambda decode, head, audited=False: build_engine(pair, decode, head, audited=audited)
+    return lambda decode, head: build_engine(pair, decode, head)
 
 
 @pytest.fixture

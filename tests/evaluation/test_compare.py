@@ -54,7 +54,7 @@ def variants_of(settings: Settings, head: Head | None = None) -> list[Variant]:
 @pytest.fixture
 def evaluate(pair: Any, task: Task, settings: Settings, engines: Callable[..., Any]) -> Callable[..., Any]:
     def run(variant: Variant, samples: list[Any]) -> list[ExampleResult]:
-        return evaluate_variant(pair, task, settings, variant, samples, engines(variant.decode, variant.head, True))
+        return evaluate_variant(pair, task, settings, variant, samples, engines(variant.decode, variant.head))
 
     return run
 

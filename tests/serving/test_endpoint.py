@@ -217,6 +217,26 @@ def test_case_12_15_an_emitted_eos_ends_the_text(
     assert [answer.usage.completion_tokens for answer in answers if answer.usage] == [length - 1, length, length]
 
 
+def test_a_trace_is_a_page_of_the_same_answer(client: openai.OpenAI, prompts: list[str]) -> None:
+    arguments: Any = {"model": MODEL, "prompt": prompts[0], "seed": 4}
+    plain = client.completions.create(**arguments)
+    traced = client.completions.create(**arguments, extra_body={"trace": True})
+    assert traced.choices[0].text == plain.choices[0].text
+    assert traced.model_extra is not None
+    page = traced.model_extra["trace"]
+    assert page.startswith("<!DOCTYPE html>")
+    assert "diversed, N = " in page
+    assert plain.model_extra is not None
+    assert "trace" not in plain.model_extra
+    chat = client.chat.completions.create(
+        model=MODEL, messages=[{"role": "user", "content": prompts[0]}], seed=4, extra_body={"trace": True}
+    )
+    assert chat.model_extra is not None
+    assert "<section " in chat.model_extra["trace"]
+    with pytest.raises(openai.BadRequestError, match="trace: only allowed without stream"):
+        client.completions.create(**arguments, stream=True, extra_body={"trace": True})
+
+
 def test_errors_have_the_apis_shape(client: openai.OpenAI, deployed: "Deployed", prompts: list[str]) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="gpt-4", prompt="x")

@@ -49,12 +49,7 @@ Reference = ray.ObjectRef  # of a call's value
 
 
 def engine_for(
-    settings: PairSettings,
-    pair: Pair,
-    decode: DecodeSettings,
-    head: Weigh | None = None,
-    collect: bool = False,
-    audited: bool = False,
+    settings: PairSettings, pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False
 ) -> Engine:
     """An engine with both models in this process or each in an actor, as `settings.placement` says.
 
@@ -63,11 +58,11 @@ def engine_for(
     `stream`. Closing the last engine of a pair ends them. ClusterError if they cannot be placed.
     """
     if settings.placement is Placement.IN_PROCESS:
-        return build_engine(pair, decode, head, collect, audited)
+        return build_engine(pair, decode, head, collect)
     rule, weigh = rule_and_weigh(decode, head)
     drafts = rule.method.drafts and decode.drafter is DrafterKind.MODEL
     actors = _Actors.shared(settings, drafts)
-    target = RemoteTarget(actors, rule, weigh, collect, audited)
+    target = RemoteTarget(actors, rule, weigh, collect)
     drafter: Drafter | None = None
     if drafts:
         drafter = RemoteDrafter(actors, collect or weigh is not None, rule.untempered)
@@ -135,9 +130,8 @@ class TargetActor(_ModelActor[LocalTarget]):
     def load(self) -> None:
         self.model = self.pair.target
 
-    def open(self, role: int, rule: Rule, collect: bool, audited: bool) -> None:
-        pair = self.pair
-        self.roles[role] = LocalTarget(self.model, pair.vocab_size, rule, None, collect, pair.compiled, audited)
+    def open(self, role: int, rule: Rule, collect: bool) -> None:
+        self.roles[role] = LocalTarget(self.model, self.pair.vocab_size, rule, None, collect, self.pair.compiled)
 
     def set_head(self, role: int, pickled: bytes) -> None:
         head: Weigh = ray.cloudpickle.loads(pickled)
@@ -321,8 +315,8 @@ class RemoteTarget(_RemoteRole):
 
     name = "target"
 
-    def __init__(self, actors: _Actors, rule: Rule, weigh: Weigh | None, collect: bool, audited: bool) -> None:
-        super().__init__(actors, rule, collect, audited)
+    def __init__(self, actors: _Actors, rule: Rule, weigh: Weigh | None, collect: bool) -> None:
+        super().__init__(actors, rule, collect)
         self._weigh = weigh
         self._sent = b""
 

@@ -85,6 +85,7 @@ class Engine:
         self._finders: dict[int, StopFinder] = {}  # by ticket
         self._sampling = Sampling()  # of the active rows
         self._has_history = False
+        self._audited = False
         self._warned = False
         # Per slot; positions count prompt and output.
         self._tokens_SC = np.zeros((0, 0), dtype=np.int64)
@@ -273,10 +274,8 @@ class Engine:
             prompt, limit = len(request.prompt_ids), request.max_new_tokens
             self._tokens_SC[i, :prompt] = request.prompt_ids
             self._tokens_SC[i, prompt:] = 0
-            generator = torch.Generator().manual_seed(request.seed)
-            noise_T3 = torch.rand(limit, 3, generator=generator, dtype=torch.float64)
             self._noise_3ST[:, i] = 0
-            self._noise_3ST[:, i, :limit] = noise_T3.T.numpy()
+            self._noise_3ST[:, i, :limit] = request.noise_T3.T.numpy()
             self._prompt_S[i] = self._total_S[i] = prompt
             self._end_S[i] = prompt + limit
             self._round_S[i] = 0
@@ -407,6 +406,7 @@ class Engine:
             torch.from_numpy(coins_BM[:, :N]),
             torch.from_numpy(last_BM),
             sampling,
+            self._audited,
         )
         verdict, features_BMD = self.target.verify(verify, proposal)
         ended_B = self._emit(verdict, features_BMD, at_BM)
@@ -453,9 +453,9 @@ class Engine:
         if verdict.audit_BMA is not None:
             numbers += verdict.audit_BMA.unbind(-1)
             if len(self._numbers_XST) < len(numbers):
-                slots, outputs = self._numbers_XST.shape[1:]
-                self._numbers_XST = np.zeros((len(numbers), slots, outputs), dtype=np.float32)
-        for number_ST, number_BM in zip(self._numbers_XST, numbers, strict=True):
+                more = ((0, len(numbers) - len(self._numbers_XST)), (0, 0), (0, 0))
+                self._numbers_XST = np.pad(self._numbers_XST, more)
+        for number_ST, number_BM in zip(self._numbers_XST, numbers, strict=False):
             number_ST[row_B1, at_BM] = number_BM.numpy()
         if features_BMD is not None:
             self._keep_features(features_BMD, at_BM)
@@ -512,6 +512,7 @@ class Engine:
             bias_BK=torch.tensor([[bias for _, bias in row] for row in padded]) if width else None,
         )
         penalties = ("repetition_penalty", 1), ("presence_penalty", 0), ("frequency_penalty", 0)
+        self._audited = any(request.audited for request in requests)
         self._has_history = any(column(name, neutral) is not None for name, neutral in penalties)
 
     def _sampling_now(self) -> Sampling:
@@ -556,7 +557,7 @@ class Engine:
             accepted_R=accepted_R,
             drafted_R=drafted_R,
             features_TD=None if features_TD is None else features_TD[row, : total - prompt].clone(),
-            audit_TA=torch.stack(audit, -1) if audit else None,
+            audit_TA=torch.stack(audit, -1) if request.audited else None,
         )
 
     def _is_stopped(self, row: int) -> bool:
@@ -593,11 +594,8 @@ def rule_and_weigh(decode: DecodeSettings, head: Weigh | None) -> tuple[Rule, We
     return rule, head if rule.weight is None else None
 
 
-def build_engine(
-    pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False, audited: bool = False
-) -> Engine:
-    """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position,
-    `audited` the rule's exact law there (`AUDIT`)."""
+def build_engine(pair: Pair, decode: DecodeSettings, head: Weigh | None = None, collect: bool = False) -> Engine:
+    """Both models in this process. `head` gives w for DIVERSED; `collect` keeps the features of each position."""
     rule, weigh = rule_and_weigh(decode, head)
     drafter: Drafter | None = None
     if rule.method.drafts:
@@ -613,5 +611,5 @@ def build_engine(
                 compiled=pair.compiled,
                 untempered=rule.untempered,
             )
-    target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect, pair.compiled, audited)
+    target = LocalTarget(pair.target, pair.vocab_size, rule, weigh, collect, pair.compiled)
     return Engine(drafter, target, decode, pair)

@@ -34,9 +34,12 @@ class Request:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit); -inf bans it
     stop: tuple[str, ...] = ()  # the output ends with the token that completes one of these texts
+    audited: bool = False  # the answer says what the rule's exact law was at each position
 
     @classmethod
-    def of(cls, prompt_ids: Sequence[int], max_new_tokens: int, seed: int, decode: DecodeSettings) -> "Request":
+    def of(
+        cls, prompt_ids: Sequence[int], max_new_tokens: int, seed: int, decode: DecodeSettings, audited: bool = False
+    ) -> "Request":
         """A request with the sampling law of `decode`."""
         return cls(
             prompt_ids=tuple(prompt_ids),
@@ -50,7 +53,15 @@ class Request:
             presence_penalty=decode.presence_penalty,
             frequency_penalty=decode.frequency_penalty,
             stop=tuple(decode.stop),
+            audited=audited,
         )
+
+    @property
+    def noise_T3(self) -> Tensor:
+        """Uniform numbers of each output position, float64: for the draft's draw, the acceptance, the last token's
+        draw."""
+        generator = torch.Generator().manual_seed(self.seed)
+        return torch.rand(self.max_new_tokens, 3, generator=generator, dtype=torch.float64)
 
     def samples(self, n: int) -> list["Request"]:
         """`n` requests that differ in their noise alone; the first is this one."""
@@ -88,7 +99,7 @@ class Generation:
     accepted_R: Tensor  # drafted tokens accepted, per round
     drafted_R: Tensor  # drafted tokens verified, per round
     features_TD: Tensor | None = field(default=None)  # [draft's, target's] last hidden states, if collected
-    audit_TA: Tensor | None = field(default=None)  # `AUDIT`'s numbers of each position, if audited
+    audit_TA: Tensor | None = field(default=None)  # `AUDIT`'s numbers of each position, if asked for
 
     @property
     def rounds(self) -> int:

@@ -142,6 +142,7 @@ class VerifyInput:
     coins_BN: Tensor
     u_BM: Tensor
     sampling: Sampling
+    audited: bool = False  # the verdict says what the rule's exact law is at each position
 
 
 class Drafter(Protocol):
@@ -284,7 +285,7 @@ class PromptLookup:
 
 class LocalTarget(_LocalRole):
     """The target model and the rule in this process. `weigh` gives w where the rule's weight is learned; `collect`
-    returns the features of each position; `audited` adds to each verdict what the rule's exact law is there."""
+    returns the features of each position."""
 
     def __init__(
         self,
@@ -294,11 +295,10 @@ class LocalTarget(_LocalRole):
         weigh: Weigh | None,
         collect: bool,
         compiled: bool = False,
-        audited: bool = False,
     ) -> None:
         wants_hidden = collect or rule.weight is None
         super().__init__(SlotModel(model, vocab_size, None, wants_hidden, compiled))
-        self.rule, self.weigh, self.collect, self.audited = rule, weigh, collect, audited
+        self.rule, self.weigh, self.collect = rule, weigh, collect
 
     @torch.inference_mode()
     def verify(self, block: VerifyInput, proposal: Proposal | None) -> tuple[Verdict, Tensor | None]:
@@ -343,7 +343,7 @@ class LocalTarget(_LocalRole):
             sampling.greedy_B,
             w_BN,
             untempered,
-            self.audited,
+            block.audited,
         )
         return verdict.cpu(), features_BMD.cpu() if self.collect and features_BMD is not None else None
 

@@ -83,7 +83,7 @@ class Variant:
 class EngineFactory(Protocol):
     """Makes the engine of a variant; `diversed.cluster.engine_for` with the pair bound."""
 
-    def __call__(self, decode: DecodeSettings, head: Weigh | None, *, audited: bool = False) -> Engine: ...
+    def __call__(self, decode: DecodeSettings, head: Weigh | None) -> Engine: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ def evaluate_variant(
             settings.task.max_new_tokens,
             prompt_seed(settings, example, number),
             variant.decode,
+            audited=True,
         )
         for example, number in samples
     ]
@@ -158,7 +159,7 @@ class PartRunner:
     def _engine_of(self, variant: Variant) -> Engine:
         if self._engine is None or self._variant != (variant.cell, variant.label):
             self.close()
-            self._engine = self._engine_factory(variant.decode, variant.head, audited=True)
+            self._engine = self._engine_factory(variant.decode, variant.head)
             self._variant = (variant.cell, variant.label)
         return self._engine
 

@@ -83,7 +83,9 @@ async def _answer(
         async for piece in pieces:
             texts.append(piece.text)
             if piece.generation is not None:
-                return JSONResponse(reply.whole("".join(texts), piece.generation, prompt_tokens, draft_length))
+                answer = reply.whole("".join(texts), piece.generation, prompt_tokens, draft_length)
+                traced = {"trace": service.trace(piece.generation)} if body.trace else {}
+                return JSONResponse(answer | traced)
     raise RuntimeError("the engine ended a request without its generation")
 
 

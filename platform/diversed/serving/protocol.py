@@ -191,6 +191,10 @@ class GenerationRequest(_Body):
     logit_bias: dict[str, float] | None = Field(None, description="by token id; -100 and below ban a token")
     min_p: float | None = Field(None, ge=0, le=1, description="extension: share of the likeliest token; 0 is off")
 
+    trace: bool | None = Field(
+        None, description="extension, without stream: the answer's `trace` is an HTML page of its tokens"
+    )
+
     n: Annotated[Any, _only(1)] = None
     min_tokens: Annotated[Any, _only(0)] = None
     ignore_eos: Annotated[Any, _only(False)] = None
@@ -202,6 +206,12 @@ class GenerationRequest(_Body):
     def limit(self) -> int | None:
         """The asked bound on generated tokens."""
         return self.max_tokens
+
+    @model_validator(mode="after")
+    def _traces_are_whole(self) -> "GenerationRequest":
+        if self.trace and self.stream:
+            raise PydanticCustomError("invalid_value", "only allowed without stream", {"param": "trace"})
+        return self
 
     @model_validator(mode="after")
     def _usage_belongs_to_streams(self) -> "GenerationRequest":

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from diversed.decoding import Generation, Request
+from diversed.evaluation.trace import trace_of
+from diversed.evaluation.viewer import trace_page
 from diversed.models import Detokenizer, Pair
 from diversed.serving.protocol import ApiError, ChatRequest, CompletionRequest, GenerationRequest
 from diversed.settings import DecodeSettings
@@ -165,6 +167,7 @@ class CompletionService:
             frequency_penalty=_given(body.frequency_penalty, decode.frequency_penalty),
             logit_bias=self._biases(body),
             stop=tuple(decode.stop if body.stop is None else body.stop),
+            audited=bool(body.trace),
         )
 
     def _biases(self, body: GenerationRequest) -> tuple[tuple[int, float], ...]:
@@ -178,6 +181,13 @@ class CompletionService:
                 )
             biases.append((int(name), -math.inf if bias <= BANNED else min(bias, -BANNED)))
         return tuple(biases)
+
+    def trace(self, generation: Generation) -> str:
+        """A page of an audited answer, token by token."""
+        request, decode = generation.request, self.card.decode
+        prompt = self.pair.decode(request.prompt_ids)
+        facts = {"model": self.card.id, "verifier": self.card.version, "seed": str(request.seed)}
+        return trace_page([trace_of(self.pair, generation, decode, prompt, facts)])
 
     async def pieces(self, request: Request) -> AsyncGenerator[Piece, None]:
         """Decode `request`, a piece per round. Closing or cancelling this ends it at the next round and frees the row.

@@ -218,7 +218,7 @@ def audit(rule: Rule, laws: Laws, token_1: Tensor) -> Tensor:
         "overshoot_mass": (out_V - OVERSHOOT * p_V).clamp_min(0).sum(-1),
         "frontier_gap": 1 - total_variation(p_V, q_V) + output_tv - accepted,
         "output_probability": out_V.gather(-1, token_1).squeeze(-1),
-        "best_probability": p_V.amax(-1),
+        "best_probability": laws.p.amax(-1).double(),  # as it is, to be compared with p of a token
     }
     return torch.stack([columns[name] for name in AUDIT], -1)
 
