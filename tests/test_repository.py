@@ -234,7 +234,10 @@ class TestDocuments:
                 assert file.is_file(), module
                 arguments = words[words.index(module) + 1 :]
                 if "jobs._main" in file.read_text() and module != "jobs.demo":
-                    load_settings([argument for argument in arguments if argument != "&"])
+                    given = [argument for argument in arguments if argument != "&"]
+                    if module == "jobs.study":
+                        assert (REPOSITORY / given.pop(0)).is_file()
+                    load_settings(given)
         for module in re.findall(r"`(?:python -m )?(jobs[./][a-z0-9_]+)(?:\.py)?`", text):
             assert (REPOSITORY / f"{module.replace('.', '/')}.py").is_file(), module
 
