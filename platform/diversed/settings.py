@@ -76,6 +76,7 @@ class Method(StrEnum):
     TRT_LLM = "trt-llm"
     MENTORED = "mentored"
     TRUNCATED = "truncated"
+    CUSTOM = "custom"
 
     @property
     def drafts(self) -> bool:

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from diversed.cluster import connect, engine_for
-from diversed.errors import DiversedError
+from diversed.errors import ClusterError, DiversedError
 from diversed.evaluation.compare import Part, Runner, compare, run_here
 from diversed.evaluation.grid import grid
 from diversed.evaluation.workers import Workers, workers_for
@@ -95,8 +95,31 @@ def test_a_part_that_kills_every_worker_is_given_up(settings: Settings, tmp_path
             os.kill(os.getpid(), signal.SIGKILL)
 
     part = Part(Broken(), (), tmp_path / "x.jsonl")  # type: ignore[arg-type]
-    with connect(), Workers(settings, 1) as workers, pytest.raises(DiversedError, match="broken: 3 workers died at x"):
+    with (
+        connect(),
+        Workers(settings, 1) as workers,
+        pytest.raises(DiversedError, match=r"3 workers died at x\.jsonl of broken"),
+    ):
         list(workers([part]))
+
+
+def test_a_worker_without_a_place_holds_up_nobody(
+    settings: Settings, work: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A served endpoint has all CPUs but one: one worker does it all. With all taken, that is said."""
+    import ray
+
+    with connect():
+        cpus = int(ray.cluster_resources()["CPU"])
+        taken = ray.util.placement_group([{"CPU": cpus - 1}])
+        assert taken.wait(60)
+        with Workers(settings, 2) as workers:
+            assert len(work(tmp_path / "one", workers)) == 8
+        rest = ray.util.placement_group([{"CPU": 1}])
+        assert rest.wait(60)
+        monkeypatch.setattr("diversed.evaluation.workers.PLACE_SECONDS", 2.0)
+        with Workers(settings, 2) as workers, pytest.raises(ClusterError, match="for 2 s no more than"):
+            work(tmp_path / "none", workers)
 
 
 @pytest.fixture

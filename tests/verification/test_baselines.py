@@ -16,7 +16,19 @@ from torch import Tensor
 
 from diversed.errors import ConfigError
 from diversed.settings import DecodeSettings, Method
-from diversed.verification import RULES, Laws, Rule, draw, emitted_law, rule_of, sampling_law, total_variation, verify
+from diversed.verification import (
+    AUDIT,
+    RULES,
+    Laws,
+    Rule,
+    audit,
+    draw,
+    emitted_law,
+    rule_of,
+    sampling_law,
+    total_variation,
+    verify,
+)
 
 P = torch.tensor([0.50, 0.30, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.20, 0.50, 0.10, 0.20], dtype=torch.float64)
@@ -289,3 +301,68 @@ def test_a_wrong_parameter_is_named(method: str, parameters: dict[str, Any], mes
 def test_the_family_needs_no_repair() -> None:
     with pytest.raises(ConfigError, match=r"decode.repaired: method 'static'"):
         rule("static", repaired=True)
+
+
+# -- audits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters"),
+    [("strict", {}), ("lossy", {"alpha": 0.3}), ("token-v3", {}), ("typical", {}), ("cactus", {})],
+)
+def test_an_audit_says_what_the_exact_law_is(method: str, parameters: dict[str, float]) -> None:
+    judged = rule(method, **parameters)
+    x = torch.tensor([1])
+    found = dict(zip(AUDIT, audit(judged, Laws(P, Q, x), x).tolist(), strict=True))
+    accept, out = emitted_law(judged, Laws(P, Q, x))
+    tv = float(total_variation(P, out))
+    assert found["acceptance"] == pytest.approx(float(accept))
+    assert found["output_tv"] == pytest.approx(tv)
+    kept = out > 0
+    assert found["output_kl"] == pytest.approx(float((out * (out / P).log())[kept].sum()))
+    assert found["overshoot_mass"] == pytest.approx(float((out - 2 * P).clamp_min(0).sum()))
+    assert found["frontier_gap"] == pytest.approx(1 - 0.35 + tv - float(accept))
+    assert found["frontier_gap"] > -1e-9
+    assert found["output_probability"] == pytest.approx(float(out[1]))
+    assert found["best_probability"] == pytest.approx(0.5)
+
+
+def test_an_audit_leaves_out_what_would_take_a_square_of_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diversed.verification.rules.LARGEST_SQUARE", 3)
+    x = torch.tensor([1])
+    found = dict(zip(AUDIT, audit(rule("cactus"), Laws(P, Q, x), x).tolist(), strict=True))
+    unknown = {name for name, value in found.items() if value != value}
+    assert unknown == set(AUDIT) - {"best_probability"}
+    assert audit(rule("lossy"), Laws(P, Q, x), x).isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["lossy", "token-v1", "typical", "mentored"])
+def test_the_short_way_to_the_law_is_the_long_one(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = rule(method)
+    short = emitted_law(judged, Laws(P, Q, torch.tensor([0])))
+    monkeypatch.setattr(type(judged), "replaces_by_token", True)
+    long = emitted_law(judged, Laws(P, Q, torch.tensor([0])))
+    for one, other in zip(short, long, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_audits_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Judged positions by the rule, a bonus and what was not drafted as p itself, an autoregressive step by its law."""
+    p_BMV, q_BNV = P.expand(1, 3, 4).float(), Q.expand(1, 2, 4).float()
+    x_BN, half_BM = torch.tensor([[1, 0]]), torch.full((1, 3), 0.5, dtype=torch.float64)
+    judged = rule("static")
+    verdict = verify(
+        p_BMV, q_BNV, x_BN, torch.tensor([1]), Rule(judged.method, 0.5), half_BM[:, :2], half_BM, audited=True
+    )
+    assert verdict.audit_BMA is not None
+    tv = verdict.audit_BMA[0, :, AUDIT.index("output_tv")]
+    assert tv.tolist() == pytest.approx([0.175, 0, 0], abs=1e-6)
+    assert verdict.audit_BMA[0, :, AUDIT.index("acceptance")].tolist() == pytest.approx([0.825, 1, 1], abs=1e-6)
+    nothing = torch.zeros(1, dtype=torch.long)
+    step = verify(
+        p_BMV[:, :1], q_BNV[:, :0], x_BN[:, :0], nothing, rule("truncated"), half_BM[:, :0], half_BM, audited=True
+    )
+    assert step.audit_BMA is not None
+    # p without its last token, which typical acceptance does not let pass
+    assert step.audit_BMA[0, 0, AUDIT.index("output_tv")].item() == pytest.approx(0.05, abs=1e-6)
+    assert verify(p_BMV, q_BNV, x_BN, torch.tensor([1]), judged, half_BM[:, :2], half_BM).audit_BMA is None

@@ -26,7 +26,7 @@ __all__ = [
 ORDER = [
     Method.AUTOREGRESSIVE, Method.TRUNCATED, Method.STRICT, Method.STATIC, Method.DRAFT_ONLY, Method.LOSSY, Method.CHOW,
     Method.DIFF, Method.OPT, Method.TOKEN_V1, Method.TOKEN_V2, Method.TOKEN_V3, Method.CACTUS, Method.FUZZY,
-    Method.MENTORED, Method.TYPICAL, Method.TRT_LLM, Method.DIVERSED,
+    Method.MENTORED, Method.TYPICAL, Method.TRT_LLM, Method.CUSTOM, Method.DIVERSED,
 ]  # fmt: skip
 # Of several parameters that vary, the first of these is the one that a curve runs over.
 RUNNING = ("weight", "alpha", "delta", "threshold", "divergence", "epsilon")

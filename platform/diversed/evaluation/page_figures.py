@@ -47,6 +47,7 @@ STYLES: dict[Method, tuple[str, str, str]] = {  # colour, marker, line
     Method.CACTUS: (GREEN, "p", "--"),
     Method.FUZZY: (GREEN, "8", ":"),
     Method.MENTORED: (GREEN, "d", "-."),
+    Method.CUSTOM: (MUTED, "h", "-."),
     Method.TYPICAL: (MUTED, "X", "-"),
     Method.TRT_LLM: (MUTED, "P", "--"),
     Method.DIVERSED: (VERMILLION, "D", "none"),

@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from diversed.cluster import engine_for, evaluation_plan, nodes, require
 from diversed.cluster.resources import at_once
-from diversed.errors import DiversedError
+from diversed.errors import ClusterError, DiversedError
 from diversed.evaluation.compare import Part, PartRunner
 from diversed.models import load_pair, set_threads
 from diversed.settings import Settings
@@ -29,6 +29,7 @@ __all__ = ["Workers", "workers_for"]
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 3  # at one part, each on a new worker
+PLACE_SECONDS = 180.0  # until the first worker has its place and has loaded the pair
 
 
 def workers_for(settings: Settings) -> int:
@@ -47,21 +48,22 @@ class _Worker:
         engines = partial(engine_for, settings.pair, pair)
         self.runner = PartRunner(pair, get_task(settings.task.name), settings, engines)
 
-    def run(self, part: Part, _started: None) -> None:
+    def run(self, part: Part) -> None:
         self.runner.run(part)
 
 
 class Workers:
-    """A `Runner` for as long as its `with` block; a Ray must be connected."""
+    """A `Runner` for as long as its `with` block; a Ray must be connected.
+
+    Parts go only to workers that are there: on a cluster with other work some may never get their place.
+    """
 
     def __init__(self, settings: Settings, count: int) -> None:
         self._settings = settings
         self._plan = evaluation_plan(settings, nodes())
         self._count = count
-        self._groups: dict[Any, Any] = {}  # by worker
-        self._started: dict[
-            Any, Any
-        ] = {}  # what `start` came to; handed to each call, so that its failure is the call's
+        self._groups: dict[Any, Any] = {}  # placement groups, by worker
+        self._starting: dict[Any, Any] = {}  # workers by what they will say when they are there
         self._idle: deque[Any] = deque()
 
     def __enter__(self) -> "Workers":
@@ -76,31 +78,31 @@ class Workers:
         waiting = deque((part, 1) for part in parts)
         running: dict[Any, tuple[Any, Part, int]] = {}
         while waiting or running:
-            while waiting and len(running) < self._count:
-                worker = self._idle.popleft() if self._idle else self._start()
-                part, attempt = waiting.popleft()
-                running[worker.run.remote(part, self._started[worker])] = (worker, part, attempt)
-            (done, *_), _ = ray.wait(list(running), num_returns=1)
-            worker, part, attempt = running.pop(done)
-            try:
-                ray.get(done)
-            except RayActorError as error:
-                self._end(worker)
-                if attempt == ATTEMPTS:
-                    raise DiversedError(
-                        f"{part.variant.label}: {ATTEMPTS} workers died at {part.path.name}, the last: {error}"
-                    ) from error
-                logger.warning("a worker died at %s of %s: again", part.path.name, part.variant.label)
-                waiting.appendleft((part, attempt + 1))
-            except RayTaskError as error:
-                if isinstance(error.cause, DiversedError):
-                    raise error.cause from error
-                raise
+            while len(self._groups) < min(self._count, len(waiting) + len(running)):
+                self._start()
+            while waiting and self._idle:
+                worker, (part, attempt) = self._idle.popleft(), waiting.popleft()
+                running[worker.run.remote(part)] = (worker, part, attempt)
+            seconds = None if running else PLACE_SECONDS
+            done, _ = ray.wait([*running, *self._starting], num_returns=1, timeout=seconds)
+            if not done:
+                free = {name: ray.available_resources().get(name, 0.0) for name in self._plan.group}
+                raise ClusterError(
+                    f"{self._plan}, but for {PLACE_SECONDS:.0f} s no more than {free} has been free; end other work on "
+                    "the cluster, or use --evaluate.workers 1"
+                )
+            (reference,) = done
+            if reference in self._starting:
+                self._arrived(reference)
             else:
-                self._idle.append(worker)
-                yield part
+                worker, part, attempt = running.pop(reference)
+                if self._survived(reference, worker, part, attempt):
+                    self._idle.append(worker)
+                    yield part
+                else:
+                    waiting.appendleft((part, attempt + 1))
 
-    def _start(self) -> Any:
+    def _start(self) -> None:
         group = placement_group(self._plan.placement, strategy="PACK")
         bundle = self._plan.bundles[0]
         worker: Any = (
@@ -116,10 +118,40 @@ class Workers:
             .remote()
         )
         self._groups[worker] = group
-        self._started[worker] = worker.start.remote(self._settings)
-        return worker
+        self._starting[worker.start.remote(self._settings)] = worker
+
+    def _arrived(self, reference: Any) -> None:
+        worker = self._starting.pop(reference)
+        try:
+            ray.get(reference)
+        except RayActorError as error:
+            raise DiversedError(f"an evaluation worker died while it loaded the pair: {error}") from error
+        except RayTaskError as error:
+            _raise(error)
+        self._idle.append(worker)
+
+    def _survived(self, reference: Any, worker: Any, part: Part, attempt: int) -> bool:
+        """Whether the part is done; False if its worker died and it can be tried again."""
+        try:
+            ray.get(reference)
+        except RayActorError as error:
+            self._end(worker)
+            where = f"{part.path.name} of {part.variant.label}"
+            if attempt == ATTEMPTS:
+                raise DiversedError(f"{ATTEMPTS} workers died at {where}, the last: {error}") from error
+            logger.warning("a worker died at %s: again", where)
+            return False
+        except RayTaskError as error:
+            _raise(error)
+        return True
 
     def _end(self, worker: Any) -> None:
         ray.kill(worker)
-        del self._started[worker]
         remove_placement_group(self._groups.pop(worker))
+
+
+def _raise(error: RayTaskError) -> NoReturn:
+    """What the platform raised in a worker, as it was raised there."""
+    if isinstance(error.cause, DiversedError):
+        raise error.cause from error
+    raise error

@@ -7,8 +7,9 @@ Shapes: V vocabulary, X drafted tokens; laws [..., V], drafted tokens [..., X]. 
 same before temperature and filters.
 """
 
+import importlib
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -355,6 +356,7 @@ def _or_p(law_V: Tensor, laws: Laws) -> Tensor:
 
 # -- by name -------------------------------------------------------------------------------------------------------
 
+# `custom` names a class of the user's own: `decode.parameters` has `rule=MODULE.CLASS`.
 RULES: dict[Method, type[Rule]] = {
     Method.LOSSY: Lossy,
     Method.CHOW: Chow,
@@ -399,14 +401,31 @@ def rule_of(decode: DecodeSettings) -> Rule:
         if decode.repaired:
             raise ConfigError(f"decode.repaired: method {method.value!r} needs no repair; leave it out")
         return Rule(method, family[method], decode.cap if relaxed else math.inf)
-    kind = RULES[method]
+    kind = _imported(decode) if method is Method.CUSTOM else RULES[method]
     rule = kind(method, **_parameters(decode, kind))
     return Repaired(method, rule=rule) if decode.repaired else rule
 
 
+def _imported(decode: DecodeSettings) -> type[Rule]:
+    """The class that `rule=MODULE.CLASS` names."""
+    path = str(decode.parameters.get("rule", ""))
+    module, _, name = path.rpartition(".")
+    where = f"decode.parameters.rule = {path!r}"
+    try:
+        kind = getattr(importlib.import_module(module), name) if module else None
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{where}: {error}; give MODULE.CLASS of a rule that Python finds (PYTHONPATH)") from error
+    if not (isinstance(kind, type) and issubclass(kind, Rule) and is_dataclass(kind)):
+        raise ConfigError(f"{where}: is no rule; give MODULE.CLASS of a dataclass below diversed.verification.Rule")
+    return kind
+
+
 def _parameters(decode: DecodeSettings, kind: type[Rule]) -> dict[str, Any]:
-    """`decode.parameters`, each checked against its bounds."""
+    """`decode.parameters`, each checked against its bounds; of a custom rule, any number or text."""
     own = {field.name for field in fields(kind)} - {field.name for field in fields(Rule)}
+    if Method(decode.method) is Method.CUSTOM:
+        _refuse_unknown(decode, own | {"rule"})
+        return {name: value for name, value in decode.parameters.items() if name != "rule"}
     _refuse_unknown(decode, own)
     values: dict[str, Any] = {}
     for name, value in decode.parameters.items():
