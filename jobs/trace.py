@@ -8,6 +8,7 @@ The first test prompts of the task are continued by `decode.method`; the page go
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from diversed.settings import Method, Placement, Settings
@@ -71,14 +72,14 @@ def _traces(settings: Settings, pair: "Pair") -> "list[Trace]":
     for example, generation in zip(examples, generations, strict=True):
         score = task.metric(example, pair.decode(generation.tokens, decode.stop))
         facts = {
-            "prompt": example.id,
             "reference": example.reference,
             task.metric_name: f"{score:g}",
             "seed": str(generation.request.seed),
             "pair": pair.name,
             "verifier": checkpoint if head is not None and checkpoint else "none",
         }
-        traces.append(trace_of(pair, generation, decode, example.prompt, facts))
+        shown = trace_of(pair, generation, decode, example.prompt, facts)
+        traces.append(replace(shown, title=f"{example.id}: {shown.title}"))
     return traces
 
 
