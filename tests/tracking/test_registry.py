@@ -114,3 +114,20 @@ def test_lost_and_changed_files_are_refused(tracker: Tracker, settings: Settings
     shutil.rmtree(folder)
     with pytest.raises(TrackingError, match="files of models:/diversed-g/1 are lost or changed"):
         tracker.registry.download("models:/diversed-g/1")
+
+
+def test_copies_end_with_the_process(tracker: Tracker, verifier: Path, tmp_path: Path) -> None:
+    with tracker.run("train") as run:
+        tracker.registry.register("diversed-h", verifier, run.id, {}, "")
+    program = (
+        "import sys\n"
+        "from diversed.settings import load_settings\n"
+        "from diversed.tracking import Registry\n"
+        "settings = load_settings(['--tracking.uri', sys.argv[1]])\n"
+        "assert Registry.of(settings).download('models:/diversed-h/1').is_dir()\n"
+    )
+    place = tmp_path / "temporary"
+    place.mkdir()
+    environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program, tracker.uri], check=True, env=environment, timeout=120)
+    assert list(place.glob("diversed-*")) == []

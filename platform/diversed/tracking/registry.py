@@ -3,8 +3,11 @@
 A version's files never change: they lie below `verifier/<digest>` of the run that made them.
 """
 
+import atexit
 import hashlib
 import re
+import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,7 +119,7 @@ class Registry:
         return found
 
     def download(self, uri: str) -> Path:
-        """A folder with the files of `models:/NAME@ALIAS` or `models:/NAME/VERSION`, a copy among the temporary files.
+        """The files of `models:/NAME@ALIAS` or `models:/NAME/VERSION`: a folder that ends with this process.
 
         TrackingError if there is no such version, or its files are lost or no longer what was registered.
         """
@@ -124,9 +127,13 @@ class Registry:
 
         version = self.resolve(uri)
         lost = f"the files of {version.uri} are lost or changed; register the verifier again"
+        place = tempfile.mkdtemp(prefix="diversed-")
+        atexit.register(shutil.rmtree, place, ignore_errors=True)
         with errors_of(self.uri, lost):
             folder = Path(
-                mlflow.artifacts.download_artifacts(version.source, tracking_uri=self.uri, registry_uri=self.uri)
+                mlflow.artifacts.download_artifacts(
+                    version.source, dst_path=place, tracking_uri=self.uri, registry_uri=self.uri
+                )
             )
         digest = _digest(folder)
         if digest is None or digest != version.tags.get(DIGEST_TAG, digest):
