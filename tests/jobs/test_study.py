@@ -47,7 +47,7 @@ def test_bad_arguments(tmp_path: Path, capsys: Capture) -> None:
     assert study.main(["--seed", "1"]) == 2
 
 
-@pytest.mark.parametrize("name", ["arithmetic", "smollm2"])
+@pytest.mark.parametrize("name", ["arithmetic", "easy", "smollm2"])
 def test_the_committed_studies_are_valid(repository: Path, name: str) -> None:
     plan = study.read_plan(repository / "jobs" / f"study_{name}.yaml")
     settings = load_settings([])
