@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from diversed.evaluation.rows import Comparison
     from diversed.models import Pair
     from diversed.tracking import TrackedRun
-    from diversed.verifier import Head
+    from diversed.verifier import Head, VerifierCard
 
 
-def evaluate(settings: Settings) -> list[Path]:
-    """The folder of each task's evaluation."""
+def evaluate(settings: Settings, title: str | None = None) -> list[Path]:
+    """The folder of each task's evaluation. `title` is what a study calls it."""
     from diversed.cluster import connect
     from diversed.evaluation.run import evaluation_key
     from diversed.models import load_pair, set_threads
@@ -52,7 +52,7 @@ def evaluate(settings: Settings) -> list[Path]:
             folder = each.output / "evaluations" / each.label / key
             tags = {"stage": "evaluate"}
             with tracker.run(f"evaluate {each.label}", key=f"evaluate-{key}", tags=tags) as run:
-                evaluate_and_log(each, pair, variants, folder, run, console)
+                evaluate_and_log(each, pair, variants, folder, run, console, title)
             console.print(f"results: {folder}", soft_wrap=True, highlight=False)
             folders.append(folder)
     return folders
@@ -67,12 +67,16 @@ def variants_of(settings: Settings, pair: "Pair") -> "list[Variant]":
 
 def load_head(settings: Settings, pair: "Pair", checkpoint: str) -> "Head":
     """The verifier of a folder or models:/ URI."""
+    return _verifier(settings, pair, checkpoint)[0]
+
+
+def _verifier(settings: Settings, pair: "Pair", checkpoint: str) -> "tuple[Head, VerifierCard]":
     from diversed.tracking import Registry
     from diversed.verifier import load_verifier
 
     is_registered = checkpoint.startswith("models:/")
     folder = Registry.of(settings).download(checkpoint) if is_registered else Path(checkpoint)
-    return load_verifier(folder, pair)[0]
+    return load_verifier(folder, pair)
 
 
 def evaluate_and_log(
@@ -82,6 +86,7 @@ def evaluate_and_log(
     folder: Path,
     run: "TrackedRun",
     console: "Console",
+    title: str | None = None,
 ) -> "list[Comparison]":
     """Evaluate into `folder`, show the table, and put numbers, table, figure and raw records into `run`.
 
@@ -97,9 +102,12 @@ def evaluate_and_log(
     from diversed.tasks import get_task
 
     task, engines = get_task(settings.task.name), partial(engine_for, settings.pair, pair)
+    checkpoint = settings.verifier.checkpoint
+    trained_on = None if checkpoint is None else _verifier(settings, pair, checkpoint)[1].task
+    origin = {"run_id": run.id, "title": title, "trained_on": trained_on}
     count = workers_for(settings) if ray.is_initialized() else 1
     with Workers(settings, count) if count > 1 else nullcontext(run_here(pair, task, settings, engines)) as parts:
-        comparisons = run_evaluation(settings, pair, task, variants, parts, engines, folder, console, run_id=run.id)
+        comparisons = run_evaluation(settings, pair, task, variants, parts, engines, folder, console, **origin)
     console.print(console_table(comparisons[0]))
     for line in headlines(comparisons[0]):
         console.print(f"- {line}", highlight=False)

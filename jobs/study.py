@@ -61,7 +61,7 @@ def study(path: Path, settings: Settings) -> None:
             console.print(f"evaluation {name}", highlight=False)
             changed = settings.updated(changes)
             methods = [_with_folder(method, verifiers) for method in changed.evaluate.methods]
-            for folder in evaluate(changed.updated({"evaluate.methods": methods})):
+            for folder in evaluate(changed.updated({"evaluate.methods": methods}), title=name):
                 comparisons += read_comparisons(folder)
     page = settings.output / "studies" / f"{path.stem}.html"
     write_page(page, comparisons, None)

@@ -50,6 +50,7 @@ def test_evaluate(arguments: list[str], tmp_path: Path, capsys: Capture, run_ids
     assert [label for label in labels if not re.match(r"static w=0\.(2\d*|3\d+)$", label)] == [
         "autoregressive", "strict", "static w=0.9", "static w=0.3", "diversed", "HF generate", "HF assisted (strict)",
     ]  # fmt: skip
+    assert comparison.origin["trained_on"] == "arithmetic"
     diversed, static = comparison.row("diversed"), comparison.row("static w=0.3")
     assert diversed is not None
     assert static is not None
@@ -88,6 +89,9 @@ def test_evaluate(arguments: list[str], tmp_path: Path, capsys: Capture, run_ids
     assert "speed: 2 prompts, recorded" in again
     assert (folder / "numbers.csv").read_bytes() == before
     assert run_ids(tmp_path / "out") == [run_id]
+    assert comparison.origin["run_id"] == run_id
+    page = (folder / "report.html").read_text()
+    assert run_id in page
 
 
 @pytest.fixture

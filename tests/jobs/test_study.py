@@ -74,7 +74,13 @@ def test_a_small_study(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     arguments = [str(path), *(word for item in small.items() for word in item)]
     assert study.main(arguments) == 0
     page = (tmp_path / "out" / "studies" / "plan.html").read_text()
-    for label in ("diversed (seed0)", "diversed cap=2 (K=2)", "static w=0.5"):
+    for label in (
+        "main: arithmetic-arithmetic, T = 1, N = 7",
+        "shorter: arithmetic",
+        "diversed (seed0)",
+        "diversed cap=2 (K=2)",
+        "static w=0.5",
+    ):
         assert label in page
     capfd.readouterr()
     assert study.main(arguments) == 0  # all is there

@@ -179,14 +179,19 @@ def _where(comparison: Comparison) -> str:
     return f"T = {comparison.origin['temperature']:g}, N = {comparison.origin['draft_length']}"
 
 
+def _title(comparison: Comparison) -> str:
+    """The evaluation's name in its study, with what goes before others."""
+    title = comparison.origin.get("title")
+    return f"{title}: " if title else ""
+
+
 def _names(comparisons: Sequence[Comparison]) -> list[tuple[Comparison, str]]:
     """Each comparison with a name that no other has."""
     plain = []
     for comparison in comparisons:
         trained, task = _trained_on(comparison), _task(comparison)
-        plain.append(
-            f"{comparison.label}, {_where(comparison)}" + (f", trained on {trained}" if trained != task else "")
-        )
+        elsewhere = f", trained on {trained}" if trained != task else ""
+        plain.append(f"{_title(comparison)}{comparison.label}, {_where(comparison)}{elsewhere}")
     often, seen = Counter(plain), Counter[str]()
     names = []
     for comparison, name in zip(comparisons, plain, strict=True):
@@ -372,7 +377,8 @@ def _paper_layout(comparisons: Sequence[Comparison], published: Mapping[str, Any
     groups: dict[str, list[Comparison]] = {}
     for comparison in comparisons:
         if _trained_on(comparison) == _task(comparison):  # the others have a table of their own
-            groups.setdefault(f"{_pair(comparison)}, {_where(comparison)}", []).append(comparison)
+            group = f"{_title(comparison)}{_pair(comparison)}, {_where(comparison)}"
+            groups.setdefault(group, []).append(comparison)
     if not groups:
         return []
     blocks: list[Block] = [
@@ -486,7 +492,9 @@ def _lengths(comparisons: Sequence[Comparison]) -> list[Block]:
     for comparison in comparisons:
         origin = comparison.origin
         key = (comparison.label, origin["temperature"], origin.get("max_new_tokens"), _trained_on(comparison))
-        groups.setdefault(key, []).append(comparison)
+        cells = groups.setdefault(key, [])
+        if origin["draft_length"] not in {other.origin["draft_length"] for other in cells}:
+            cells.append(comparison)
     blocks: list[Block] = []
     for number, cells in enumerate(groups.values()):
         lengths = sorted({comparison.origin["draft_length"] for comparison in cells})

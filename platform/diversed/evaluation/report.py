@@ -194,6 +194,7 @@ def _origin(
         "command": provenance["command"],
         "folder": folder.name,
         "run_id": run["evaluation"].get("run_id"),
+        "title": run["evaluation"].get("title"),
         "trained_on": run["evaluation"].get("trained_on"),
         "pair": run["evaluation"]["pair"],
         "head": next((header["head"] for header in headers if header.get("head")), None),

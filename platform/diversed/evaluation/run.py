@@ -5,7 +5,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -33,13 +32,14 @@ def run_evaluation(
     engine_factory: EngineFactory,
     folder: Path,
     console: Console,
-    **origin: Any,
+    **origin: str | None,
 ) -> list[Comparison]:
     """Compare `variants` (see `grid`) on the test prompts, measure their speed, write the report into `folder`.
 
     `run` decodes the parts of the comparison, `engine_factory` makes the engines that are timed. With
     `settings.resume`, what is recorded there for the same work is not run again. In each cell with DIVERSED one more
-    static ensemble is run: the one that accepts as much. `origin` goes into the record: what the verifiers are.
+    static ensemble is run: the one that accepts as much. `origin` goes into the record: `run_id`, `title`,
+    `trained_on`.
     Returns one comparison per cell, that of `settings.decode` first.
     """
     examples = task.examples(settings.task, Split.TEST, settings.seed)
