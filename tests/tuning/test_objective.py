@@ -21,6 +21,7 @@ def result(
 ):
     return ExampleResult(
         id=f"prompt-{index}",
+        sample=0,
         label="made by hand",
         quality=quality,
         tokens=tokens,
@@ -37,6 +38,8 @@ def result(
         output_tv_sum=0.0,
         output_kl_sum=0.0,
         overshoot_sum=0.0,
+        gap_sum=0.0,
+        smallest_gap=0.0,
         empty=empty,
         longest_repeat=longest_repeat,
         distinct_bigrams=tokens - 1,

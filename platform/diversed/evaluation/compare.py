@@ -225,9 +225,11 @@ def compare(
     started = time.perf_counter()
     for key in [key for key, paths in left.items() if not paths]:
         results[key] = _assemble(missing[key], folder, wanted[key]).results
+    if not todo:
+        return {(variant.cell, variant.label): results[variant.cell, variant.label] for variant in variants}
+    done = 0
     with Bar(console, "samples", sum(len(part.samples) for part in todo), "samples") as bar:
-        done = 0
-        for part in run(todo) if todo else ():
+        for part in run(todo):
             done += len(part.samples)
             bar.update(done)
             key = (part.variant.cell, part.variant.label)
