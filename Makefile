@@ -10,7 +10,7 @@ ARGS ?=
 # Two workers, each with whole files: a file's tests share a Ray of their own.
 PYTEST := $(VENV)/bin/python -m pytest -m "not slow and not smollm2" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help venv demo demo-stop test lint docs
+.PHONY: help venv demo demo-stop test lint style types docs
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,14 +39,22 @@ demo: venv  ## train, search, evaluate, promote and serve the built-in pair on a
 demo-stop:  ## end exactly what `make demo` started
 	@if [ -x $(VENV)/bin/python ]; then $(VENV)/bin/python -m jobs.demo stop; else echo "no demo is running: there is no $(VENV)"; fi
 
-lint: venv  ## ruff, mypy (strict), import floors
+lint: style types  ## ruff, mypy (strict), import floors
+
+style: venv
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+types: venv
 	$(VENV)/bin/mypy
 	PYTHONPATH=platform:. $(VENV)/bin/lint-imports --no-logo
 
-test: lint  ## lint, then every test that needs no download and under a minute
-	$(PYTEST) $(ARGS)
+# Much of a test's time is waiting for processes: types are checked meanwhile, and told of at the end.
+test: style  ## lint, and every test that needs no download and under a minute
+	@nice $(MAKE) --no-print-directory types > $(VENV)/types.log 2>&1 & types=$$!; \
+	$(PYTEST) $(ARGS); tests=$$?; \
+	wait $$types; checked=$$?; cat $(VENV)/types.log; \
+	exit $$((tests != 0 ? tests : checked))
 
 docs: venv  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict

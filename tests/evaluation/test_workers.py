@@ -86,6 +86,7 @@ def _kill_a_worker() -> int:
     pytest.fail("no worker is running")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_part_that_kills_every_worker_is_given_up(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
