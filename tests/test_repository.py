@@ -107,10 +107,12 @@ class TestLayout:
 
     def test_lint_is_part_of_test(self) -> None:
         makefile = (REPOSITORY / "Makefile").read_text()
-        assert re.search(r"^test: lint\b", makefile, flags=re.MULTILINE)
-        recipe = makefile.split("\nlint:")[1].split("\n\n")[0]
-        for tool in ("ruff check", "ruff format --check", "mypy", "lint-imports"):
-            assert tool in recipe
+        style, types, test = (makefile.split(f"\n{name}:")[1].split("\n\n")[0] for name in ("style", "types", "test"))
+        assert re.search(r"^lint: style types\b", makefile, flags=re.MULTILINE)
+        assert test.startswith(" style ")
+        assert "$(MAKE) --no-print-directory types" in test
+        assert all(tool in style for tool in ("ruff check", "ruff format --check"))
+        assert all(tool in types for tool in ("mypy", "lint-imports"))
         assert "make test" in (REPOSITORY / ".ci/run").read_text()
         assert os.access(REPOSITORY / ".ci/run", os.X_OK)
         assert PYPROJECT["tool"]["mypy"]["strict"] is True
