@@ -43,6 +43,7 @@ __all__ = [
     "Runner",
     "Sample",
     "Variant",
+    "cell_name",
     "compare",
     "evaluate_variant",
     "fingerprint",
@@ -60,6 +61,11 @@ Sample = tuple[Example, int]  # a prompt and the number of its sample
 Results = dict[tuple[str, str], list[ExampleResult]]  # by cell and label
 
 
+def cell_name(temperature: float, draft_length: int) -> str:
+    """The folder of a cell's results."""
+    return f"T{temperature:g}-N{draft_length}"
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One method with its parameters. `head` gives the weight of DIVERSED, and of no other method."""
@@ -71,8 +77,7 @@ class Variant:
     @property
     def cell(self) -> str:
         """Names the temperature and draft length; 0 where nothing is drafted."""
-        decode = self.decode
-        return f"T{decode.temperature:g}-N{decode.draft_length if decode.method.drafts else 0}"
+        return cell_name(self.decode.temperature, self.decode.draft_length if self.decode.method.drafts else 0)
 
     @property
     def path(self) -> Path:

@@ -18,7 +18,7 @@ import yaml
 
 from diversed.artifacts import write_json_atomic, write_text_atomic
 from diversed.errors import ConfigError, DataError
-from diversed.evaluation.compare import Recorded, read_results
+from diversed.evaluation.compare import Recorded, cell_name, read_results
 from diversed.evaluation.figure import pareto_figure, save_figure
 from diversed.evaluation.gate import quality_gate
 from diversed.evaluation.grid import cells
@@ -75,10 +75,10 @@ def build_comparisons(folder: Path) -> list[Comparison]:
     timed = read_speed(folder / "speed.json") if (folder / "speed.json").is_file() else None
     comparisons = []
     for decode in cells(settings):
-        here = recorded.get(f"T{decode.temperature:g}-N{decode.draft_length}", {})
+        here = recorded.get(cell_name(decode.temperature, decode.draft_length), {})
         if Method.STRICT not in here:
             raise DataError(f"{folder}: no results of strict verification; give the folder of an evaluation")
-        here = recorded.get(f"T{decode.temperature:g}-N0", {}) | here
+        here = recorded.get(cell_name(decode.temperature, 0), {}) | here
         comparisons.append(_comparison(run, folder, settings, decode, here, timed))
     return comparisons
 
