@@ -203,7 +203,7 @@ class TaskSettings(Group):
 
     name: str = Field("arithmetic", description="arithmetic, cnndm, gsm8k, humaneval, mbpp or xsum")
     data: Source | None = Field(None, description="a local .jsonl file or a hub data set id; arithmetic needs none")
-    config: str | None = Field(None, description="configuration name of a hub data set")
+    config: str | None = Field(None, description="a hub data set's configuration; arithmetic: target-mix or draft-mix")
     train_split: str = Field("train", description="hub split that training and validation prompts come from")
     test_split: str = Field("test", description="hub split that test prompts come from")
     train_size: int = Field(400, ge=1, description="training prompts")

@@ -1,6 +1,7 @@
 """The arithmetic generator, its grader, and the tokenizer of the embedded pair."""
 
 import random
+import re
 from collections import Counter
 from importlib import resources
 from itertools import pairwise
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 from diversed.errors import ConfigError, DataError
 from diversed.settings import TaskSettings
 from diversed.tasks import Example, Split, get_task
-from diversed.tasks.arithmetic import PRESETS, PROBLEMS, Problem, Style, answer, vocabulary
+from diversed.tasks.arithmetic import MIXES, PRESETS, PROBLEMS, Problem, Style, answer, vocabulary
 
 PAIR = resources.files("diversed") / "models" / "arithmetic"
 TOM = Problem("Tom", "coins", 7, 12)
@@ -70,7 +71,23 @@ def test_splits_are_disjoint_seeded_and_carry_the_product() -> None:
         assert (example.id, example.reference) == (f"arithmetic-{index}", str(problem.a * problem.b))
 
 
+def test_prompts_may_begin_the_solution_in_a_mix_of_synonyms() -> None:
+    task, size = get_task("arithmetic"), 2000
+    asked = TaskSettings(train_size=1, validation_size=2, test_size=size)
+    plain = task.examples(asked, Split.TEST, 0)
+    for mix, phrasing in MIXES.items():
+        mixed = task.examples(asked.model_copy(update={"config": mix}), Split.TEST, 0)
+        assert [(each.id, each.reference) for each in mixed] == [(each.id, each.reference) for each in plain]
+        begun = [each.prompt.removeprefix(one.prompt) for each, one in zip(mixed, plain, strict=True)]
+        assert all(re.fullmatch(r"\w+ \w+ \w+ \d+ \w+\. \w+ \w+ \w+ \d+ \w+\.", text) for text in begun)
+        words = Counter(text.split()[0] for text in begun)
+        shares = [words[word] / size for word in ("first", "initially", "originally")]
+        assert shares == pytest.approx(phrasing, abs=0.04)  # 3.5 standard deviations at most
+
+
 def test_settings_that_cannot_be_met_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"task.config = 'x': arithmetic has target-mix and draft-mix, or none"):
+        get_task("arithmetic").examples(TaskSettings(config="x"), Split.TEST, 0)
     with pytest.raises(DataError, match="the arithmetic task has 5808 rows, but 1000 test"):
         get_task("arithmetic").examples(TaskSettings(train_size=5000), Split.TRAIN, 0)
     with pytest.raises(ConfigError, match=r"x\.jsonl: arithmetic makes its own questions; drop --data"):

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import product
 
 from diversed.errors import ConfigError
+from diversed.seeding import derive_seed
 from diversed.settings import TaskSettings
 from diversed.tasks.base import Example, Split, Task, cut
 
-__all__ = ["PRESETS", "PROBLEMS", "TOKEN", "Arithmetic", "Preset", "Problem", "Style", "answer", "vocabulary"]
+__all__ = ["MIXES", "PRESETS", "PROBLEMS", "TOKEN", "Arithmetic", "Preset", "Problem", "Style", "answer", "vocabulary"]
 
 NAMES = ("Tom", "Ann", "Lily", "Omar", "Kofi", "Mei", "Ivan", "Sara")
 THINGS = ("apples", "coins", "books", "shells", "stamps", "pens")
@@ -100,6 +101,11 @@ PRESETS = {
 }
 
 
+# Mixes of synonyms in which a prompt may begin its solution, by `task.config`.
+MIXES = {"target-mix": PRESETS["hard"].target.phrasing, "draft-mix": PRESETS["hard"].draft.phrasing}
+BEGUN = 2  # sentences of the solution that such a prompt holds, half of the synonyms
+
+
 def vocabulary() -> list[str]:
     """All tokens that questions and solutions are made of, digits first, in a stable order."""
     texts = (*NAMES, *THINGS, *(word for slot in SYNONYMS.values() for word in slot), QUESTION, SOLUTION)
@@ -114,7 +120,10 @@ def answer(completion: str) -> str | None:
 
 
 class Arithmetic(Task):
-    """Needs no data: its examples are `PROBLEMS`, shuffled by the seed and cut into disjoint splits."""
+    """Needs no data: its examples are `PROBLEMS`, shuffled by the seed and cut into disjoint splits.
+
+    A prompt is the question; with `task.config` one of `MIXES`, also the first sentences of a solution in that mix.
+    """
 
     name = "arithmetic"
     metric_name = "accuracy"
@@ -122,10 +131,18 @@ class Arithmetic(Task):
     def examples(self, settings: TaskSettings, split: Split, seed: int) -> list[Example]:
         if settings.data is not None:
             raise ConfigError(f"task.data = {settings.data}: arithmetic makes its own questions; drop --data")
-        return [
-            Example(f"{self.name}-{index}", PROBLEMS[index].question(), str(PROBLEMS[index].truth))
-            for index in cut(len(PROBLEMS), settings, split, seed, source="the arithmetic task")
-        ]
+        if settings.config is not None and settings.config not in MIXES:
+            raise ConfigError(f"task.config = {settings.config!r}: arithmetic has {' and '.join(MIXES)}, or none")
+        examples = []
+        for index in cut(len(PROBLEMS), settings, split, seed, source="the arithmetic task"):
+            problem = PROBLEMS[index]
+            begun = ""
+            if settings.config is not None:
+                rng = random.Random(derive_seed(seed, self.name, settings.config, index))
+                sentences = Style(MIXES[settings.config], mistakes=0).solution(problem, rng).split(". ")
+                begun = ". ".join(sentences[:BEGUN]) + "."
+            examples.append(Example(f"{self.name}-{index}", problem.question() + begun, str(problem.truth)))
+        return examples
 
     def metric(self, example: Example, completion: str) -> float:
         return float(answer(completion) == example.reference)
