@@ -10,7 +10,7 @@ Shapes: B rows of a forward, N new tokens per row, L visible length, S slots, H 
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ Array = NDArray[np.int64]
 
 BUCKET = 64  # compiled forwards see a multiple of this many positions: fewer shapes
 BAND = 40  # tokens of a block, at most: what is longer are prompts
+AIMS = 4096  # kept for rows that begin at one position, which a single row always does
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -113,6 +114,15 @@ def _grown(old_SHCE: Tensor, slots: int, capacity: int) -> Tensor:
     return new_SHCE
 
 
+class _Aim(NamedTuple):
+    """Where the tokens of a forward stand, and what they see."""
+
+    positions_B1N1: Tensor
+    known_BN: Tensor  # positions as the model is told them
+    mask_B1NL: Tensor
+    visible: int
+
+
 class SlotModel:
     """A transformers causal LM over a slot cache. Starts and counts of rows are NumPy arrays: they belong to the loop,
     and no forward waits for the device to know them."""
@@ -138,7 +148,8 @@ class SlotModel:
         self._context = context_length(type(model).__name__, model.config.get_text_config())
         self._bucket = BUCKET if compiled else 1
         self._band_11NC = torch.zeros(1, 1, 0, 0)
-        self._columns_C = np.arange(0)
+        self._aims: dict[tuple[int, int, int], _Aim] = {}  # by number of rows, tokens and start
+        self._aims_capacity = 0
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
 
@@ -151,21 +162,21 @@ class SlotModel:
         Returns logits [B, N, V] sliced to the shared vocabulary and, if this model keeps them, the vectors that feed
         the LM head, [B, N, D] float32. `keep` > 0 computes them for the last `keep` tokens only.
         """
-        N = tokens_BN.shape[1]
-        if len(self._columns_C) < N:
-            self._columns_C = np.arange(max(N, BAND))
-        positions_BN = torch.from_numpy(starts_B[:, None] + self._columns_C[:N]).to(self.device)
-        positions_B1N1 = positions_BN[:, None, :, None]
-        starts = starts_B.tolist()
-        earliest, latest = min(starts), max(starts)
-        visible = min(-(-(latest + N) // self._bucket) * self._bucket, self.cache.capacity)
-        self.cache.point(rows, positions_B1N1, visible)
-        # Padding may stand past the last position that the model knows; nothing that counts ever does.
-        known_BN = positions_BN if visible <= self._context else positions_BN.clamp_max(self._context - 1)
+        starts, N = starts_B.tolist(), tokens_BN.shape[1]
+        first = starts[0]
+        if N <= BAND and starts.count(first) == len(starts):
+            if self._aims_capacity != self.cache.capacity or len(self._aims) >= AIMS:
+                self._aims, self._aims_capacity = {}, self.cache.capacity
+            aim = self._aims.get((len(starts), N, first))
+            if aim is None:
+                aim = self._aims[len(starts), N, first] = self._aim(starts_B, N, first)
+        else:
+            aim = self._aim(starts_B, N, None)
+        self.cache.point(rows, aim.positions_B1N1, aim.visible)
         output = self.model(
             input_ids=tokens_BN,
-            attention_mask=self._mask(positions_BN, latest if earliest == latest else None),
-            position_ids=known_BN,
+            attention_mask=aim.mask_B1NL,
+            position_ids=aim.known_BN,
             use_cache=True,
             logits_to_keep=keep,
             **{self._cache_argument: self.cache},
@@ -179,25 +190,29 @@ class SlotModel:
             logits_BNV = logits_BNV[..., : self.vocab_size]
         return logits_BNV, None if hidden_BND is None else hidden_BND.float()
 
-    def _mask(self, positions_BN: Tensor, common: int | None) -> Tensor:
-        """0 up to each token's position and -inf after it, [B, 1, N, visible]. Additive: attention would turn a boolean
-        mask into this anew in every layer.
+    def _aim(self, starts_B: Array, N: int, common: int | None) -> _Aim:
+        """`common`: all rows' start, if there is one and a view of the band serves their mask.
 
-        One band matrix holds them all: its row n has C + n zeros, then -inf. Rows that all begin at position
-        `common` see a view of it; otherwise each token takes a window of its first row.
+        The mask is 0 up to each token's position and -inf after it, [B, 1, N, visible]. Additive: attention would turn a
+        boolean mask into this anew in every layer. One band matrix holds all masks: its row n has C + n zeros, then
+        -inf. Rows with a common start see a view of it; otherwise each token takes a window of its first row.
         """
-        (B, N), visible = positions_BN.shape, self.cache.visible
+        positions_BN = torch.from_numpy(starts_B[:, None] + np.arange(N)).to(self.device)
+        visible = min(-(-(int(starts_B.max()) + N) // self._bucket) * self._bucket, self.cache.capacity)
+        # Padding may stand past the last position that the model knows; nothing that counts ever does.
+        known_BN = positions_BN if visible <= self._context else positions_BN.clamp_max(self._context - 1)
         zeros = self._band_11NC.shape[-1] // 2
         if zeros < self.cache.capacity:
             zeros = self.cache.capacity
             is_later_NC = torch.arange(2 * zeros) >= zeros + torch.arange(BAND)[:, None]
             self._band_11NC = torch.zeros(1, 1, BAND, 2 * zeros, dtype=self.dtype, device=self.device)
             self._band_11NC.masked_fill_(is_later_NC.to(self.device), -torch.inf)
-        if common is not None and N <= BAND:
-            first = zeros - 1 - common
-            mask_11NL = self._band_11NC[:, :, :N, first : first + visible]
-            return mask_11NL if B == 1 else mask_11NL.expand(B, 1, N, visible)
-        return self._band_11NC[0, 0, 0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
+        if common is not None:
+            begin = zeros - 1 - common
+            mask_B1NL = self._band_11NC[:, :, :N, begin : begin + visible].expand(len(starts_B), 1, N, visible)
+        else:
+            mask_B1NL = self._band_11NC[0, 0, 0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
+        return _Aim(positions_BN[:, None, :, None], known_BN, mask_B1NL, visible)
 
     def forward_from(
         self, rows: slice, tokens_BN: Tensor, starts_B: Array, first_B: Array, width: int
