@@ -23,8 +23,9 @@ from diversed.evaluation.peers import HuggingFace, Tally
 from diversed.evaluation.processes import STAGES, Footprint, measure_memory, run_process
 from diversed.evaluation.speed import HF_ASSISTED, HF_GENERATE
 from diversed.evaluation.suites import HF_ENSEMBLE
+from diversed.models import load_pair
 from diversed.settings import Settings, Suite, load_settings
-from diversed.tasks import Split, Task
+from diversed.tasks import Split, Task, get_task
 from diversed.verifier import Head
 
 
@@ -218,6 +219,32 @@ def test_greedy_peers_count_as_we_do(pair: Any, settings: Settings, weight: floa
         prompt = pair.encode(f"{i} prompt {i}", False)
         (generation,) = own.generate([Request.of(prompt, 24, 0, decode)])
         assert peer.generate(prompt, 24, 0) == (generation.tokens, suites._tally(generation))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weight", [None, 0.9, 0.5])
+def test_peers_are_oracles_on_the_embedded_pair(weight: float | None) -> None:
+    """Greedy, 20 prompts: token for token and round for round what transformers gives. Sampled: its acceptance is ours,
+    by the 99% interval of the mean difference per prompt (false alarm 1%; seeds are fixed)."""
+    rule: dict[str, Any] = {"method": "strict"} if weight is None else {"method": "static", "weight": weight}
+    asked = load_settings([]).updated({"task.test_size": 40})
+    pair, prompts = load_pair(asked.pair), get_task("arithmetic").examples(asked.task, Split.TEST, 0)
+
+    def compared(temperature: float, count: int) -> list[tuple[tuple[list[int], Tally], tuple[list[int], Tally]]]:
+        decode = asked.decode.model_copy(update={"temperature": temperature, "batch_size": 1, **rule})
+        own, peer = build_engine(pair, decode), HuggingFace(pair, decode, assisted=True, ensemble_weight=weight)
+        answers = []
+        for seed, example in enumerate(prompts[:count]):
+            ids = pair.encode(example.prompt, False)
+            (generation,) = own.generate([Request.of(ids, 60, seed, decode)])
+            answers.append(((generation.tokens, suites._tally(generation)), peer.generate(ids, 60, seed)))
+        return answers
+
+    for ours, theirs in compared(0.0, 20):
+        assert ours == theirs
+    pairs = [[tally.accepted / tally.verified for _, tally in both] for both in compared(1.0, 40)]
+    difference = torch.tensor(pairs, dtype=torch.float64).diff(dim=1)
+    assert abs(difference.mean()) <= 2.71 * difference.std() / math.sqrt(40)  # Student's t, 39 degrees of freedom
 
 
 def test_plain_generation_counts_no_drafts(pair: Any, settings: Settings) -> None:

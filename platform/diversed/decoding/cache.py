@@ -193,8 +193,8 @@ class SlotModel:
     def _aim(self, starts_B: Array, N: int, common: int | None) -> _Aim:
         """`common`: all rows' start, if there is one and a view of the band serves their mask.
 
-        The mask is 0 up to each token's position and -inf after it, [B, 1, N, visible]. Additive: attention would turn a
-        boolean mask into this anew in every layer. One band matrix holds all masks: its row n has C + n zeros, then
+        The mask is 0 up to each token's position and -inf after it, [B, 1, N, visible]. Additive: attention would turn
+        a boolean mask into this anew in every layer. One band matrix holds all masks: its row n has C + n zeros, then
         -inf. Rows with a common start see a view of it; otherwise each token takes a window of its first row.
         """
         positions_BN = torch.from_numpy(starts_B[:, None] + np.arange(N)).to(self.device)
