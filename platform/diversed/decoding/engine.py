@@ -373,31 +373,33 @@ class Engine:
         B = len(self._rows)
         total_B, row_B1 = self._total_S[:B], self._row_S1[:B]
         limit_B = np.minimum(self._end_S[:B] - total_B - 1, self.draft_length)
-        is_out_B = total_B >= self._draft_context  # beyond what the draft can hold: no more drafts
-        if is_out_B.any():
-            limit_B[is_out_B] = 0
-            self._warn_of_context()
+        read_B = self._draft_read_S[:B]
+        if total_B.max() + self.draft_length > self._draft_context:  # rows beyond what it holds get no more drafts
+            is_out_B = total_B >= self._draft_context
+            limit_B = np.where(is_out_B, 0, np.minimum(limit_B, self._draft_context - total_B))
+            # Such a row feeds its last token to a place that is never looked at.
+            read_B = np.where(is_out_B, 0, read_B)
+            count_B = np.where(is_out_B, 1, total_B - read_B)
+            if is_out_B.any():
+                self._warn_of_context()
         else:
-            limit_B = np.minimum(limit_B, self._draft_context - total_B)
-        N = max(int(limit_B.max()), 0)
+            count_B = total_B - read_B
+        N = int(limit_B.max())
         at_BM = (total_B - self._prompt_S[:B])[:, None] + np.arange(N + 1)
         u_BM, coins_BM, last_BM = self._noise_3ST[:, row_B1, at_BM]
         sampling = self._sampling_now()
         proposal = None
         if N > 0 and self.drafter is not None:
-            # A row that is out feeds its last token to a place that is never looked at.
-            read_B = np.where(is_out_B, 0, self._draft_read_S[:B])
-            count_B = np.where(is_out_B, 1, total_B - read_B)
             block = DraftInput(
                 self._unread(total_B - count_B, count_B),
                 count_B,
                 read_B,
-                np.maximum(limit_B, 0),
+                limit_B,
                 torch.from_numpy(u_BM[:, :N]),
                 sampling,
             )
             proposal = self.drafter.propose(block)
-        read_B = self._target_read_S[:B].copy()
+        read_B = self._target_read_S[:B]
         count_B = total_B - read_B
         verify = VerifyInput(
             self._unread(read_B, count_B),
@@ -444,9 +446,10 @@ class Engine:
             is_end_BM &= np.arange(M) < emitted_B[:, None]
             stopped_B |= is_end_BM.any(1)
             emitted_B = np.where(stopped_B, is_end_BM.argmax(1) + 1, emitted_B)
+            accepted_B = np.minimum(accepted_B, emitted_B)
         if self._finders:
             self._find_stops(tokens_BM, emitted_B, stopped_B)
-        accepted_B = np.minimum(accepted_B, emitted_B)
+            accepted_B = np.minimum(accepted_B, emitted_B)
 
         self._tokens_SC[row_B1, total_B[:, None] + np.arange(M)] = tokens_BM
         numbers: tuple[Tensor, ...] = (verdict.p_BM, verdict.q_BM, verdict.tv_BM, verdict.w_BM)

@@ -98,6 +98,7 @@ class Rule:
 
     def replacement(self, laws: Laws) -> Tensor:
         """The law of the token in the place of the one `x`, which was rejected, [..., V]; it need not be normalised.
+        It may look at `x` if it `replaces_by_token`.
 
         Where q = 0 (nothing was drafted) it must be p.
         """
@@ -169,7 +170,7 @@ def accept_probability(p: Tensor, q: Tensor, w: Tensor | float, cap: float = mat
     bounded = p if isinstance(w, float) and w == 1 else w * p + (1 - w) * q
     if cap != math.inf:
         bounded = torch.minimum(bounded, cap * p)
-    return torch.where(q <= p, 1.0, bounded / q)
+    return (bounded / q).masked_fill_(q <= p, 1.0)
 
 
 def emitted_law(rule: Rule, laws: Laws) -> tuple[Tensor, Tensor]:
@@ -269,7 +270,7 @@ def verify(
     last = Laws(
         p_BMV[row_B, accepted_B],
         q_BNV[row_B, at_B] * is_drafted_B1,
-        x_BN[row_B, at_B][:, None],
+        x_BN[row_B, at_B][:, None] if rule.replaces_by_token else x_BN[:, :1],
         untempered_p=None if p0_BMV is None else p0_BMV[row_B, accepted_B],
         untempered_q=None if q0_BNV is None else q0_BNV[row_B, at_B] * is_drafted_B1,
     )
@@ -291,9 +292,16 @@ def verify(
         p_BM=p_BMV.gather(-1, index_BM1).squeeze(-1),
         q_BM=pad(q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1) * valid_BN, (0, 1)),
         tv_BM=pad(total_variation(p_BNV, q_BNV) * valid_BN, (0, 1)),
-        w_BM=pad(torch.where(valid_BN, weight if w_BN is None else w_BN, 1.0), (0, 1), value=1.0),
+        w_BM=_weights(weight if w_BN is None else w_BN, valid_BN),
         audit_BMA=audit_BMA,
     )
+
+
+def _weights(weight: Tensor | float, valid_BN: Tensor) -> Tensor:
+    """What was used at each position, [B, M]: 1 where nothing was drafted."""
+    if isinstance(weight, float) and weight == 1:
+        return valid_BN.new_ones(len(valid_BN), valid_BN.shape[1] + 1, dtype=torch.float32)
+    return pad(torch.where(valid_BN, weight, 1.0), (0, 1), value=1.0)
 
 
 def _autoregressive_step(rule: Rule, p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None, audited: bool) -> Verdict:
