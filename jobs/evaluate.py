@@ -42,8 +42,8 @@ def evaluate(settings: Settings, title: str | None = None) -> list[Path]:
     console = screen()
     set_threads(settings.pair.threads)
     pair = load_pair(settings.pair)
+    work = [(each, variants_of(each, pair)) for each in settings.per_task()]  # what is wrong is said first
     tracker = Tracker(settings)
-    work = [(each, variants_of(each, pair)) for each in settings.per_task()]
     folders = []
     alone = settings.evaluate.workers == 1 and settings.pair.placement is Placement.IN_PROCESS
     with nullcontext() if alone else connect():

@@ -185,7 +185,7 @@ class Pipeline:
             "promotion": "\n".join(self._result("promote")["decision"]),
             "Pareto figure": self._result("evaluate")["figure"],
             "MLflow": _mlflow_ui(self.tracker.uri),
-            "Ray dashboard": session.dashboard_url or "not running",
+            "Ray dashboard": f"{session.dashboard_url}{ending}" if session.dashboard_url else "not running",
             "TensorBoard": f"{_command('tensorboard')} --logdir {tensorboard}",
             "endpoint": f"{deployed['endpoint']}, model {deployed['model']}, verifier {deployed['version']}{ending}",
             "prompt": repr(request["prompt"] if len(request["prompt"]) < 200 else request["prompt"][:200] + " ..."),

@@ -78,8 +78,11 @@ def test_several_verifiers(settings: Settings) -> None:
     [
         (["lossy:beta"], "'lossy:beta': 'beta' is no field=value"),
         (["lossy:alpha="], "is no field=value"),
-        (["lossy:gamma=1"], "decode.parameters.gamma: not a parameter of method 'lossy'; it has alpha, beta"),
-        (["lossy:alpha=3"], "decode.parameters.alpha = 3.0: must be a number from -1 to 1"),
+        (
+            ["lossy:gamma=1"],
+            "'lossy:gamma=1': gamma: not a parameter of method 'lossy'; it has alpha, beta",
+        ),
+        (["lossy:alpha=3"], "evaluate.methods: 'lossy:alpha=3': alpha = 3.0: must be a number from -1 to 1"),
         (["static:weight=2"], "'static:weight=2': Input should be less than or equal to 1"),
         (["strict", "strict"], "'strict' occurs twice"),
         (["static:weight=0.5/.50"], "'static w=0.5' occurs twice"),

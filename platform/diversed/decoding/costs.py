@@ -8,11 +8,13 @@ Times are of the roles' own calls at batch 1, so they hold the forwards with sam
 import hashlib
 import itertools
 import json
+import logging
 import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ from diversed.settings import Method
 from diversed.verification import Rule
 
 __all__ = ["Costs", "predicted_speedup", "profile_costs"]
+
+logger = logging.getLogger(__name__)
 
 CONTEXT = 64  # tokens before the measured step
 WARMUP = 3  # calls of each kind that are not counted
@@ -83,6 +87,8 @@ def profile_costs(pair: Pair, draft_lengths: Iterable[int], folder: Path) -> Cos
         values = json.loads(path.read_text())
         values["t_target"] = {int(n): seconds for n, seconds in values["t_target"].items()}
         if lengths <= set(values["t_target"]):
+            measured = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+            logger.info("forward costs were measured at %s; delete %s to measure again", f"{measured:%F %T}", path)
             return Costs(**values)
         lengths |= set(values["t_target"])
     costs = _measure(pair, sorted(lengths), device)

@@ -116,7 +116,10 @@ def _variant(
     changes |= {name: value for name, value in shown.items() if name in FIELDS}
     changes["parameters"] = {name: value for name, value in shown.items() if name not in FIELDS}
     changed = _changed(decode, changes, text)
-    rule_of(changed)  # refuses what the rule does not have
+    try:
+        rule_of(changed)
+    except ConfigError as error:
+        raise ConfigError(f"evaluate.methods: {text!r}: {str(error).removeprefix('decode.parameters.')}") from error
     shown_values = {name: getattr(changed, name, changed.parameters.get(name)) for name in shown}
     if method is not Method.DIVERSED:
         return Variant(_label(method, shown_values), changed)

@@ -59,7 +59,9 @@ def read_comparisons(folder: Path) -> list[Comparison]:
     path = folder / COMPARISONS
     try:
         return [Comparison.of(record) for record in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; give the folder of an evaluation") from error
+    except (ValueError, TypeError, KeyError) as error:
         raise DataError(f"{path}: no comparisons of this version: {error}; give the folder of an evaluation") from error
 
 
@@ -214,7 +216,9 @@ def _read_run(folder: Path) -> dict[str, Any]:
     path = folder / "run.yaml"
     try:
         run = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; give the folder of an evaluation") from error
+    except yaml.YAMLError as error:
         raise DataError(f"{path}: {error}; give the folder of an evaluation") from error
     if not isinstance(run, dict) or not {"settings", "provenance", "evaluation"} <= run.keys():
         raise DataError(f"{path}: not an evaluation's record; give the folder of an evaluation")
