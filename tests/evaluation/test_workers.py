@@ -198,5 +198,5 @@ def _kill_with_children(job: subprocess.Popen[str]) -> None:
             process.kill()
         except psutil.NoSuchProcess:
             continue
-    job.wait(timeout=30)
+    job.communicate(timeout=30)
     psutil.wait_procs(children, timeout=30)
