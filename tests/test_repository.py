@@ -250,6 +250,16 @@ class TestDocuments:
         written = {str(path.relative_to(REPOSITORY / "platform/docs")) for path in DOCUMENTS[1:]}
         assert pages == written
 
+    def test_documentation_can_be_built(self, tmp_path: Path) -> None:
+        """Strictly: a page that hides another and a link that leads nowhere are errors."""
+        built = subprocess.run(
+            [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
+            cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": "platform:.", "NO_MKDOCS_2_WARNING": "1"},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        assert built.returncode == 0, built.stderr
+        assert (tmp_path / "results" / "full" / "study_arithmetic.html").is_file()
+
 
 def leaves(entry: Any) -> list[str]:
     if isinstance(entry, str):
