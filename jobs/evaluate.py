@@ -75,8 +75,8 @@ def _verifier(settings: Settings, pair: "Pair", checkpoint: str) -> "tuple[Head,
     from diversed.verifier import load_verifier
 
     is_registered = checkpoint.startswith("models:/")
-    folder = Registry.of(settings).download(checkpoint) if is_registered else Path(checkpoint)
-    return load_verifier(folder, pair)
+    with Registry.of(settings).files(checkpoint) if is_registered else nullcontext(Path(checkpoint)) as folder:
+        return load_verifier(folder, pair)
 
 
 def evaluate_and_log(

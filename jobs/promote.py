@@ -43,9 +43,10 @@ def promote(settings: Settings) -> None:
     pair = load_pair(settings.pair)
     tracker = Tracker(settings)
     checkpoint = settings.verifier.checkpoint
-    verifier = tracker.registry.download(checkpoint) if checkpoint.startswith("models:/") else Path(checkpoint)
+    is_registered = checkpoint.startswith("models:/")
+    files = tracker.registry.files(checkpoint) if is_registered else nullcontext(Path(checkpoint))
     cluster = connect() if settings.pair.placement is Placement.ACTORS else nullcontext()
-    with cluster, tracker.run(f"promote {settings.label}", tags={"stage": "promote"}) as run:
+    with files as verifier, cluster, tracker.run(f"promote {settings.label}", tags={"stage": "promote"}) as run:
         promote_and_log(
             settings, pair, verifier, tracker, run, settings.output / "promotions" / settings.label, console
         )

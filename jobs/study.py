@@ -7,13 +7,14 @@ The file names `verifiers` and `evaluations`, each by the settings in which it d
     verifiers:   {seed0: {}, seed1: {seed: 1}}
     evaluations: {main: {evaluate.methods: ["strict", "diversed:checkpoint=seed0", "diversed:checkpoint=seed1"]}}
 
-In a method a verifier goes by its name here. Verifiers are trained side by side on the cluster. All work has a folder
-that is taken up again, so the same command goes on where it was stopped. The page is
-`<output>/studies/<name of the file>.html`, its tables `.md`.
+An `about` is printed on top of the page. In a method a verifier goes by its name here. Verifiers are trained side by
+side on the cluster. All work has a folder that is taken up again, so the same command goes on where it was stopped. The
+page is `<output>/studies/<name of the file>.html`, its tables `.md`.
 """
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +25,35 @@ from diversed.settings import Settings
 from jobs._main import run_job
 from jobs._stages import screen
 
-__all__ = ["main", "read_plan"]
+__all__ = ["Plan", "main", "read_plan"]
 
 
-def read_plan(path: Path) -> dict[str, dict[str, dict[str, Any]]]:
-    """A study's file; ConfigError if it is none."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A study's file."""
+
+    verifiers: dict[str, dict[str, Any]]
+    evaluations: dict[str, dict[str, Any]]
+    about: str = ""
+
+
+def read_plan(path: Path) -> Plan:
+    """ConfigError if the file is no plan."""
     try:
         plan = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; give a study's YAML file") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from error
-    if not isinstance(plan, Mapping) or set(plan) != {"verifiers", "evaluations"}:
+    kinds = ("verifiers", "evaluations")
+    if not isinstance(plan, Mapping) or set(plan) - {"about"} != set(kinds):
         raise ConfigError(f"{path}: must hold verifiers and evaluations; see python -m jobs.study --help")
-    for kind, named in plan.items():
+    for kind in kinds:
+        named = plan[kind]
         if not isinstance(named, Mapping) or not all(isinstance(changes, Mapping) for changes in named.values()):
             raise ConfigError(f"{path}: {kind}: must map names to settings, NAME: {{}} at least")
-    return {kind: {name: dict(changes) for name, changes in named.items()} for kind, named in plan.items()}
+    verifiers, evaluations = ({name: dict(changes) for name, changes in plan[kind].items()} for kind in kinds)
+    return Plan(verifiers, evaluations, " ".join(str(plan.get("about", "")).split()))
 
 
 def study(path: Path, settings: Settings) -> None:
@@ -49,22 +62,22 @@ def study(path: Path, settings: Settings) -> None:
     from jobs.evaluate import evaluate
 
     plan, console = read_plan(path), screen()
-    trained = {name: settings.updated(changes) for name, changes in plan["verifiers"].items()}
-    for changes in plan["evaluations"].values():
+    trained = {name: settings.updated(changes) for name, changes in plan.verifiers.items()}
+    for changes in plan.evaluations.values():
         settings.updated(changes)  # what is wrong with it is said before anything is trained
     with connect():
         verifiers = _train(trained)
         for name, folder in verifiers.items():
             console.print(f"verifier {name}: {folder}", soft_wrap=True, highlight=False)
         comparisons = []
-        for name, changes in plan["evaluations"].items():
+        for name, changes in plan.evaluations.items():
             console.print(f"evaluation {name}", highlight=False)
             changed = settings.updated(changes)
             methods = [_with_folder(method, verifiers) for method in changed.evaluate.methods]
             for folder in evaluate(changed.updated({"evaluate.methods": methods}), title=name):
                 comparisons += read_comparisons(folder)
     page = settings.output / "studies" / f"{path.stem}.html"
-    write_page(page, comparisons, None)
+    write_page(page, comparisons, None, plan.about)
     console.print(f"page: {page}", soft_wrap=True, highlight=False)
 
 

@@ -648,8 +648,10 @@ def _preset(task: str) -> dict[str, Any]:
 def _refuse(error: ValidationError) -> NoReturn:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
+    variable = PREFIX + "__".join(str(part) for part in first["loc"]).upper()
+    source = f" (from {variable})" if os.environ.get(variable) == first["input"] else ""
     if first["type"] == "extra_forbidden":
-        raise ConfigError(f"{field}: no such setting; see --help for the names") from error
+        raise ConfigError(f"{field}{source}: no such setting; see --help for the names") from error
     shown = f" = {first['input']!r}" if not isinstance(first["input"], Mapping) else ""
     message = first["msg"].removeprefix("Value error, ")
-    raise ConfigError(f"{field or 'settings'}{shown}: {message}") from error
+    raise ConfigError(f"{field or 'settings'}{shown}{source}: {message}") from error

@@ -90,7 +90,8 @@ def test_killed_in_its_search_it_is_taken_up_there_and_ends_with_a_served_champi
     assert champion.tags["promotion.promoted"] == "true"
     assert results["promote"]["champion"] == champion.uri
     chosen = results["search"]["chosen"]
-    _, card = load_verifier(registry.download(f"models:/{MODEL}@champion"), load_pair(PairSettings(device="cpu")))
+    with registry.files(f"models:/{MODEL}@champion") as folder:
+        _, card = load_verifier(folder, load_pair(PairSettings(device="cpu")))
     assert (card.lam, card.draft_length) == (chosen["changes"]["train.lam"], chosen["changes"]["decode.draft_length"])
 
 

@@ -9,6 +9,8 @@ from jobs import study
 
 Capture = pytest.CaptureFixture[str]
 PLAN = """
+about: What one should
+  know first.
 verifiers:
   seed0: {}
   K=2: {train.rollouts: 2}
@@ -50,14 +52,15 @@ def test_bad_arguments(tmp_path: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize("name", ["arithmetic", "easy", "smollm2"])
 def test_the_committed_studies_are_valid(repository: Path, name: str) -> None:
     plan = study.read_plan(repository / "jobs" / f"study_{name}.yaml")
+    assert plan.about
     settings = load_settings([])
-    for changes in [*plan["verifiers"].values(), *plan["evaluations"].values()]:
+    for changes in [*plan.verifiers.values(), *plan.evaluations.values()]:
         settings.updated(changes)
-    folders = {name: Path("/v") / str(i) for i, name in enumerate(plan["verifiers"])}
+    folders = {name: Path("/v") / str(i) for i, name in enumerate(plan.verifiers)}
     first = next(iter(folders))
     with_folder = study._with_folder(f"diversed:checkpoint={first}:cap=2", folders)
     assert with_folder == f"diversed:checkpoint={first}={folders[first]}:cap=2"
-    named = [m for each in plan["evaluations"].values() for m in each["evaluate.methods"] if "checkpoint" in m]
+    named = [m for each in plan.evaluations.values() for m in each["evaluate.methods"] if "checkpoint" in m]
     assert all("=/v/" in study._with_folder(method, folders) for method in named)
 
 
@@ -75,6 +78,7 @@ def test_a_small_study(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     assert study.main(arguments) == 0
     page = (tmp_path / "out" / "studies" / "plan.html").read_text()
     for label in (
+        "What one should know first.",
         "main: arithmetic-arithmetic, T = 1, N = 7",
         "shorter: arithmetic",
         "diversed (seed0)",

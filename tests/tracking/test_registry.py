@@ -45,7 +45,9 @@ def test_register_alias_download(tracker: Tracker, verifier: Path) -> None:
     assert champion.description == "a winner"
     assert registry.resolve("models:/diversed-a/1") == champion
     for uri in ("models:/diversed-a@champion", "models:/diversed-a/1"):
-        assert files(registry.download(uri)) == files(verifier)
+        with registry.files(uri) as folder:
+            assert files(folder) == files(verifier)
+        assert not folder.exists()
     artifacts = tracker.client.list_artifacts(run.id)
     assert [artifact.path for artifact in artifacts] == ["verifier"]
 
@@ -65,8 +67,12 @@ def test_other_files_of_the_same_run_leave_the_old_version_as_it_was(tracker: Tr
         tracker.registry.register("diversed-c", verifier, run.id)
         (verifier / "verifier.safetensors").write_bytes(b"\1" * 32)
         assert tracker.registry.register("diversed-c", verifier, run.id) == 2
-    assert files(tracker.registry.download("models:/diversed-c/1")) == old
-    assert files(tracker.registry.download("models:/diversed-c/2")) == files(verifier)
+    with (
+        tracker.registry.files("models:/diversed-c/1") as first,
+        tracker.registry.files("models:/diversed-c/2") as second,
+    ):
+        assert files(first) == old
+        assert files(second) == files(verifier)
 
 
 def test_plain_mlflow_loads_the_champion(tracker: Tracker, settings: Settings, verifier: Path, tmp_path: Path) -> None:
@@ -83,15 +89,18 @@ def test_plain_mlflow_loads_the_champion(tracker: Tracker, settings: Settings, v
 
 @pytest.mark.parametrize("uri", ["models:/nobody@champion", "models:/nobody/3", "models:/nobody/99"])
 def test_missing_model_says_how_to_make_one(tracker: Tracker, uri: str) -> None:
-    with pytest.raises(TrackingError, match=rf"{uri}.*not in the registry.*jobs\.pipeline"):
-        tracker.registry.download(uri)
+    with (
+        pytest.raises(TrackingError, match=rf"{uri}.*not in the registry.*jobs\.pipeline"),
+        tracker.registry.files(uri),
+    ):
+        pass
     assert tracker.registry.alias_version("nobody", "champion") is None
 
 
 @pytest.mark.parametrize("uri", ["models:/a", "models:/a/Production", "runs:/1/verifier", "a@champion"])
 def test_uri_that_is_not_a_version(tracker: Tracker, uri: str) -> None:
-    with pytest.raises(TrackingError, match="models:/NAME@ALIAS or models:/NAME/VERSION"):
-        tracker.registry.download(uri)
+    with pytest.raises(TrackingError, match="models:/NAME@ALIAS or models:/NAME/VERSION"), tracker.registry.files(uri):
+        pass
 
 
 def test_alias_of_a_missing_version(tracker: Tracker) -> None:
@@ -109,25 +118,14 @@ def test_lost_and_changed_files_are_refused(tracker: Tracker, settings: Settings
         tracker.registry.register("diversed-g", verifier, run.id)
     (folder,) = (settings.output / "mlflow-artifacts").glob(f"{settings.experiment}/{run.id}/artifacts/verifier/*")
     (folder / "config.json").write_text('{"changed": true}')
-    with pytest.raises(TrackingError, match="files of models:/diversed-g/1 are lost or changed"):
-        tracker.registry.download("models:/diversed-g/1")
+    with (
+        pytest.raises(TrackingError, match="files of models:/diversed-g/1 are lost or changed"),
+        tracker.registry.files("models:/diversed-g/1"),
+    ):
+        pass
     shutil.rmtree(folder)
-    with pytest.raises(TrackingError, match="files of models:/diversed-g/1 are lost or changed"):
-        tracker.registry.download("models:/diversed-g/1")
-
-
-def test_copies_end_with_the_process(tracker: Tracker, verifier: Path, tmp_path: Path) -> None:
-    with tracker.run("train") as run:
-        tracker.registry.register("diversed-h", verifier, run.id, {}, "")
-    program = (
-        "import sys\n"
-        "from diversed.settings import load_settings\n"
-        "from diversed.tracking import Registry\n"
-        "settings = load_settings(['--tracking.uri', sys.argv[1]])\n"
-        "assert Registry.of(settings).download('models:/diversed-h/1').is_dir()\n"
-    )
-    place = tmp_path / "temporary"
-    place.mkdir()
-    environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program, tracker.uri], check=True, env=environment, timeout=120)
-    assert list(place.glob("diversed-*")) == []
+    with (
+        pytest.raises(TrackingError, match="files of models:/diversed-g/1 are lost or changed"),
+        tracker.registry.files("models:/diversed-g/1"),
+    ):
+        pass

@@ -44,16 +44,18 @@ KEYS = ("pair", "method", "temperature")  # of a published cell; the rest are ta
 SPECCASCADE = (Method.CHOW, Method.DIFF, Method.OPT, Method.TOKEN_V1, Method.TOKEN_V2, Method.TOKEN_V3)
 
 
-def page(comparisons: Sequence[Comparison], published: Mapping[str, Any] | None = None) -> str:
+def page(comparisons: Sequence[Comparison], published: Mapping[str, Any] | None = None, about: str = "") -> str:
     """One HTML file that fetches nothing; the same comparisons give the same bytes. DataError without any."""
-    blocks = _blocks(comparisons, published)
+    blocks = _blocks(comparisons, published, about)
     template = Template((resources.files("diversed") / "evaluation" / "page.html").read_text(encoding="utf-8"))
     return template.substitute(title=escape(TITLE), body="\n".join(html(block, blocks) for block in blocks))
 
 
-def page_markdown(comparisons: Sequence[Comparison], published: Mapping[str, Any] | None = None) -> str:
+def page_markdown(
+    comparisons: Sequence[Comparison], published: Mapping[str, Any] | None = None, about: str = ""
+) -> str:
     """The page's words and tables. DataError without any comparison."""
-    written = [markdown(block) for block in _blocks(comparisons, published)]
+    written = [markdown(block) for block in _blocks(comparisons, published, about)]
     return "\n\n".join(text for text in written if text) + "\n"
 
 
@@ -105,12 +107,13 @@ def _transfers(published: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return transfers
 
 
-def _blocks(comparisons: Sequence[Comparison], published: Mapping[str, Any] | None) -> list[Block]:
+def _blocks(comparisons: Sequence[Comparison], published: Mapping[str, Any] | None, about: str) -> list[Block]:
     if not comparisons:
         raise DataError("no comparison to make a page of; give the folder of at least one evaluation")
     names = _names(comparisons)
     blocks: list[Block] = [
         Heading(TITLE, level=1),
+        *([Prose(about)] if about else []),
         Prose(_what(comparisons)),
         Contents(),
         Heading("What was run", anchor="run"),

@@ -48,10 +48,13 @@ def write_report(folder: Path) -> list[Comparison]:
     return comparisons
 
 
-def write_page(path: Path, comparisons: Sequence[Comparison], published: Mapping[str, Any] | None) -> None:
-    """One page of comparisons of any evaluations: HTML at `path`, its tables as Markdown beside it."""
-    write_text_atomic(path, page(comparisons, published))
-    write_text_atomic(path.with_suffix(".md"), page_markdown(comparisons, published))
+def write_page(
+    path: Path, comparisons: Sequence[Comparison], published: Mapping[str, Any] | None, about: str = ""
+) -> None:
+    """One page of comparisons of any evaluations: HTML at `path`, its tables as Markdown beside it. `about` is what a
+    reader should know first."""
+    write_text_atomic(path, page(comparisons, published, about))
+    write_text_atomic(path.with_suffix(".md"), page_markdown(comparisons, published, about))
 
 
 def read_comparisons(folder: Path) -> list[Comparison]:

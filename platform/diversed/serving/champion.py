@@ -3,6 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,24 +39,22 @@ def champion_of(settings: Settings, changes: Mapping[str, Any] | None = None) ->
     or ConfigError if this cannot be served.
     """
     uri = settings.verifier.checkpoint or f"models:/{settings.registered_model}@champion"
-    if uri.startswith("models:/"):
-        from diversed.tracking import Registry
+    with ExitStack() as stack:
+        if uri.startswith("models:/"):
+            from diversed.tracking import Registry
 
-        registry = Registry.of(settings)
-        registered = registry.resolve(uri)
-        uri, folder, version = (
-            registered.uri,
-            registry.download(registered.uri),
-            f"{registered.name}-v{registered.version}",
-        )
-    else:
-        folder = Path(uri).expanduser().absolute()
-        uri, version = str(folder), f"{settings.registered_model}-{_digest(folder)}"
-    pair = load_pair(settings.pair)
-    head, card = load_verifier(folder, pair)
-    if card.task != settings.task.name:
-        logger.warning("%s was trained on task %s and is served as %s", uri, card.task, settings.task.name)
-    return Champion(uri, version, pair, head, _decode_settings(folder, settings, card, changes or {}))
+            registry = Registry.of(settings)
+            registered = registry.resolve(uri)
+            uri, version = registered.uri, f"{registered.name}-v{registered.version}"
+            folder = stack.enter_context(registry.files(uri))
+        else:
+            folder = Path(uri).expanduser().absolute()
+            uri, version = str(folder), f"{settings.registered_model}-{_digest(folder)}"
+        pair = load_pair(settings.pair)
+        head, card = load_verifier(folder, pair)
+        if card.task != settings.task.name:
+            logger.warning("%s was trained on task %s and is served as %s", uri, card.task, settings.task.name)
+        return Champion(uri, version, pair, head, _decode_settings(folder, settings, card, changes or {}))
 
 
 def load_service(settings: Settings, changes: Mapping[str, Any] | None = None) -> CompletionService:

@@ -3,12 +3,11 @@
 A version's files never change: they lie below `verifier/<digest>` of the run that made them.
 """
 
-import atexit
 import hashlib
 import re
-import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -118,8 +117,9 @@ class Registry:
             )
         return found
 
-    def download(self, uri: str) -> Path:
-        """The files of `models:/NAME@ALIAS` or `models:/NAME/VERSION`: a folder that ends with this process.
+    @contextmanager
+    def files(self, uri: str) -> Iterator[Path]:
+        """The files of `models:/NAME@ALIAS` or `models:/NAME/VERSION`: a folder that ends with the block.
 
         TrackingError if there is no such version, or its files are lost or no longer what was registered.
         """
@@ -127,18 +127,17 @@ class Registry:
 
         version = self.resolve(uri)
         lost = f"the files of {version.uri} are lost or changed; register the verifier again"
-        place = tempfile.mkdtemp(prefix="diversed-")
-        atexit.register(shutil.rmtree, place, ignore_errors=True)
-        with errors_of(self.uri, lost):
-            folder = Path(
-                mlflow.artifacts.download_artifacts(
-                    version.source, dst_path=place, tracking_uri=self.uri, registry_uri=self.uri
+        with tempfile.TemporaryDirectory(prefix="diversed-") as place:
+            with errors_of(self.uri, lost):
+                folder = Path(
+                    mlflow.artifacts.download_artifacts(
+                        version.source, dst_path=place, tracking_uri=self.uri, registry_uri=self.uri
+                    )
                 )
-            )
-        digest = _digest(folder)
-        if digest is None or digest != version.tags.get(DIGEST_TAG, digest):
-            raise TrackingError(f"model {uri!r}: {lost}")
-        return folder
+            digest = _digest(folder)
+            if digest is None or digest != version.tags.get(DIGEST_TAG, digest):
+                raise TrackingError(f"model {uri!r}: {lost}")
+            yield folder
 
     def _ensure_model(self, model: str) -> None:
         from mlflow.exceptions import MlflowException

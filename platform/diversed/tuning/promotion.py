@@ -109,7 +109,8 @@ def present_champion(
         return None, None, ()
     label = f"champion version {champion.version}"
     try:
-        head, card = load_verifier(registry.download(champion.uri), pair)
+        with registry.files(champion.uri) as folder:
+            head, card = load_verifier(folder, pair)
     except CheckpointError as error:
         return None, None, (f"{label} is not compared: {error}",)
     decode = settings.decode.model_copy(update={"method": Method.DIVERSED, "draft_length": card.draft_length})
