@@ -46,7 +46,7 @@ FAULTS = [  # case, file, the right words, the wrong ones, where its tests are
     (16, f"{CODE}/models/text.py", ".rstrip(REPLACEMENT)", "", "models/test_text.py"),
     (17, f"{DECODING}/records.py", "manual_seed(self.seed)", "manual_seed(self.seed + id(self) % 7919)",
      "decoding/test_engine.py"),
-    (18, f"{DECODING}/cache.py", "latest if earliest == latest else None", "latest", "decoding/test_engine.py"),
+    (18, f"{DECODING}/cache.py", "starts.count(first) == len(starts)", "True", "decoding/test_engine.py"),
     (19, f"{DECODING}/engine.py", "self._round_S[i] = 0", "self._round_S[i] += 0", "decoding/test_features.py"),
     (20, f"{DECODING}/records.py", "return self.p_T.log()", "return (self.p_T / self.q_T).clamp(max=1).log()",
      "decoding/test_features.py"),
