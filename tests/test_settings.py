@@ -242,6 +242,11 @@ def test_config_without_a_path_is_refused() -> None:
         load_settings(["--config"])
 
 
+def test_a_missing_value_is_not_said_to_come_from_a_variable_that_is_not_set() -> None:
+    with pytest.raises(ConfigError, match=r"^decode\.draft_length = None: "):
+        from_record({"decode": {"draft_length": None}})
+
+
 @pytest.mark.parametrize("layer", ["flag", "shorthand", "variable", "yaml", "record"])
 def test_negative_draft_length_names_field_and_value(
     layer: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

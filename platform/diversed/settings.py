@@ -649,7 +649,8 @@ def _refuse(error: ValidationError) -> NoReturn:
     first = error.errors()[0]
     field = ".".join(str(part) for part in first["loc"])
     variable = PREFIX + "__".join(str(part) for part in first["loc"]).upper()
-    source = f" (from {variable})" if os.environ.get(variable) == first["input"] else ""
+    is_from_variable = variable in os.environ and os.environ[variable] == first["input"]
+    source = f" (from {variable})" if is_from_variable else ""
     if first["type"] == "extra_forbidden":
         raise ConfigError(f"{field}{source}: no such setting; see --help for the names") from error
     shown = f" = {first['input']!r}" if not isinstance(first["input"], Mapping) else ""
