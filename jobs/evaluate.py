@@ -71,11 +71,10 @@ def load_head(settings: Settings, pair: "Pair", checkpoint: str) -> "Head":
 
 
 def _verifier(settings: Settings, pair: "Pair", checkpoint: str) -> "tuple[Head, VerifierCard]":
-    from diversed.tracking import Registry
+    from diversed.tracking import verifier_files
     from diversed.verifier import load_verifier
 
-    is_registered = checkpoint.startswith("models:/")
-    with Registry.of(settings).files(checkpoint) if is_registered else nullcontext(Path(checkpoint)) as folder:
+    with verifier_files(settings, checkpoint) as folder:
         return load_verifier(folder, pair)
 
 

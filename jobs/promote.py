@@ -32,7 +32,7 @@ def promote(settings: Settings) -> None:
 
     from diversed.cluster import connect
     from diversed.models import load_pair, set_threads
-    from diversed.tracking import Tracker
+    from diversed.tracking import Tracker, verifier_files
 
     if settings.verifier.checkpoint is None:
         raise ConfigError(
@@ -42,9 +42,7 @@ def promote(settings: Settings) -> None:
     set_threads(settings.pair.threads)
     pair = load_pair(settings.pair)
     tracker = Tracker(settings)
-    checkpoint = settings.verifier.checkpoint
-    is_registered = checkpoint.startswith("models:/")
-    files = tracker.registry.files(checkpoint) if is_registered else nullcontext(Path(checkpoint))
+    files = verifier_files(settings, settings.verifier.checkpoint)
     cluster = connect() if settings.pair.placement is Placement.ACTORS else nullcontext()
     with files as verifier, cluster, tracker.run(f"promote {settings.label}", tags={"stage": "promote"}) as run:
         promote_and_log(

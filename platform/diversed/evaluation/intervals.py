@@ -40,6 +40,15 @@ class Estimate:
         """The same in another unit; `factor` is positive and known exactly."""
         return Estimate(self.value * factor, self.low * factor, self.high * factor, self.n)
 
+    def cell(self, factor: float, form: str) -> tuple[str, str]:
+        """Number and interval in another unit, for two lines of a table."""
+        value, low, high = (format(number * factor, form) for number in (self.value, self.low, self.high))
+        return value, f"{low} – {high}" if form.startswith("+") else f"{low}–{high}"
+
+    def told(self, factor: float, form: str) -> str:
+        """Number and interval in another unit, for a sentence."""
+        return f"{self.value * factor:{form}} [{self.low * factor:{form}}, {self.high * factor:{form}}]"
+
 
 def wilson(successes: int, n: int) -> Estimate:
     """Wilson's score interval of a rate (Wilson 1927); it has a width at 0 and 1 too."""

@@ -261,7 +261,7 @@ def _answers(comparison: Comparison, name: str) -> list[Prose]:
         at, quality = metric(row, "token_acceptance"), metric(row, "quality")
         if at is None or quality is None or not found:
             continue
-        told = f" accepts {_told(at, 100, '.1f')}% with {comparison.metric} {_told(quality, 100, '.1f')}%."
+        told = f" accepts {at.told(100, '.1f')}% with {comparison.metric} {quality.told(100, '.1f')}%."
         if not answers:
             answers.append(Prose(f" DIVERSED{told} {_rule_by_rule(found)}", f"{name}: {_answer(found)}."))
             continue
@@ -292,7 +292,7 @@ def _rule_by_rule(found: Sequence[Verdict]) -> str:
         rules = [
             f"{verdict.rule} (at most {verdict.most.value:.1%})"
             if verdict.quality is None
-            else f"{verdict.rule} ({_told(verdict.quality, 100, '.1f')})"
+            else f"{verdict.rule} ({verdict.quality.told(100, '.1f')})"
             for verdict in found
             if verdict.outcome is outcome
         ]
@@ -521,13 +521,4 @@ def _kind(row: MethodRow) -> str:
 
 
 def _cell(estimate: Estimate | None, scale: float, form: str) -> Cell:
-    if estimate is None:
-        return Cell(NOTHING)
-    scaled = estimate.scaled(scale)
-    value, low, high = (format(number, form) for number in (scaled.value, scaled.low, scaled.high))
-    return Cell(value, f"{low} – {high}" if form.startswith("+") else f"{low}–{high}")
-
-
-def _told(estimate: Estimate, scale: float, form: str) -> str:
-    scaled = estimate.scaled(scale)
-    return f"{scaled.value:{form}} [{scaled.low:{form}}, {scaled.high:{form}}]"
+    return Cell(NOTHING) if estimate is None else Cell(*estimate.cell(scale, form))

@@ -19,6 +19,7 @@ import yaml
 from diversed.artifacts import write_json_atomic, write_text_atomic
 from diversed.errors import ConfigError, DataError
 from diversed.evaluation.compare import Recorded, cell_name, read_results
+from diversed.evaluation.curves import ORDER
 from diversed.evaluation.figure import pareto_figure, save_figure
 from diversed.evaluation.gate import quality_gate
 from diversed.evaluation.grid import cells
@@ -168,13 +169,11 @@ def _parameters(method: str, decode: Mapping[str, Any]) -> dict[str, float | str
 
 
 def _rank(recorded: Recorded) -> tuple[int, float, str]:
-    """Order of a table: autoregressive, strict, static from the strictest on, the other rules, DIVERSED."""
+    """Order of a table: by method, of static ensembles the strictest first."""
     header = recorded.header
     method = Method(header["method"])
-    first = [Method.AUTOREGRESSIVE, Method.STRICT, Method.STATIC]
-    order = [*first, *(other for other in Method if other not in (*first, Method.DIVERSED)), Method.DIVERSED]
     weight = -float(header["decode"]["weight"]) if method is Method.STATIC else 0.0
-    return order.index(method), weight, header["label"]
+    return ORDER.index(method), weight, header["label"]
 
 
 def _origin(

@@ -120,8 +120,8 @@ def headlines(comparison: Comparison) -> list[str]:
         quality = diversed.against_strict.get("quality")
         if acceptance is not None and quality is not None:
             lines.append(
-                f"DIVERSED accepts {_told(acceptance, 100, '.1f')}% of the judged tokens; its {metric} minus strict's"
-                f" is {_told(quality, 100, '+.1f')} points (paired, n = {quality.n})."
+                f"DIVERSED accepts {acceptance.told(100, '.1f')}% of the judged tokens; its {metric} minus strict's"
+                f" is {quality.told(100, '+.1f')} points (paired, n = {quality.n})."
             )
         if diversed.gate is not None and not diversed.gate.passed:
             lines.append(f"Not shown to be as good as strict: {'; '.join(diversed.gate.reasons)}.")
@@ -143,7 +143,7 @@ def _matched_line(comparison: Comparison, diversed: MethodRow) -> list[str]:
     row = min(near, key=lambda row: abs(_acceptance(row) - wanted))
     loss = row.against_strict["quality"]
     which = f"w = {row.weight:g}: {_acceptance(row):.1%}"
-    change = f"{_told(loss, 100, '+.1f')} points of {comparison.metric}"
+    change = f"{loss.told(100, '+.1f')} points of {comparison.metric}"
     return [f"The static ensemble that accepts as much ({which}) changes strict's quality by {change}."]
 
 
@@ -158,15 +158,15 @@ def _speed_lines(row: MethodRow) -> list[str]:
         "speedup_over_hf": "Hugging Face `generate`",
         "speedup_over_strict": "strict",
     }
-    parts = [f"{_told(row.speed[name], 1, '.2f')}x {words}" for name, words in baselines.items() if name in row.speed]
+    parts = [f"{row.speed[name].told(1, '.2f')}x {words}" for name, words in baselines.items() if name in row.speed]
     if not parts:
         return []
     lines = [f"Measured speed, one prompt at a time: {', '.join(parts)}."]
     if "speedup_length_adjusted" in row.speed:
         ratio, adjusted = row.speed["length_ratio"], row.speed["speedup_length_adjusted"]
-        line = f"Its outputs are {ratio.value:.2f} times as long; length-adjusted, {_told(adjusted, 1, '.2f')}x remain."
+        line = f"Its outputs are {ratio.value:.2f} times as long; length-adjusted, {adjusted.told(1, '.2f')}x remain."
         if "measured_over_predicted" in row.speed:
-            line += f" Measured over predicted: {_told(row.speed['measured_over_predicted'], 1, '.2f')}."
+            line += f" Measured over predicted: {row.speed['measured_over_predicted'].told(1, '.2f')}."
         lines.append(line)
     return lines
 
@@ -200,16 +200,7 @@ def _timing(origin: Mapping[str, Any]) -> str:
 
 def _cell(column: _Column, row: MethodRow) -> tuple[str, str]:
     estimate = column.pick(row)
-    if estimate is None:
-        return "–", ""
-    scaled = estimate.scaled(column.scale)
-    value, low, high = (format(number, column.form) for number in (scaled.value, scaled.low, scaled.high))
-    return value, f"{low} – {high}" if column.form.startswith("+") else f"{low}–{high}"
-
-
-def _told(estimate: Estimate, scale: float, form: str) -> str:
-    scaled = estimate.scaled(scale)
-    return f"{scaled.value:{form}} [{scaled.low:{form}}, {scaled.high:{form}}]"
+    return ("–", "") if estimate is None else estimate.cell(column.scale, column.form)
 
 
 def _shown_command(command: list[str]) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion as Entity
 
-__all__ = ["ModelVersion", "Registry"]
+__all__ = ["ModelVersion", "Registry", "verifier_files"]
 
 DIGEST_TAG = "diversed.digest"
 MODEL_URI = re.compile(r"models:/(?P<name>[^/@]+)(@(?P<alias>[^/@]+)|/(?P<version>\d+))")
@@ -148,6 +148,16 @@ class Registry:
             except MlflowException as error:
                 if error.error_code != "RESOURCE_ALREADY_EXISTS":  # made by another process in between
                     raise
+
+
+@contextmanager
+def verifier_files(settings: Settings, checkpoint: str) -> Iterator[Path]:
+    """A verifier's folder: itself, or of a models:/ URI its files until the block ends. TrackingError as `files`."""
+    if checkpoint.startswith("models:/"):
+        with Registry.of(settings).files(checkpoint) as folder:
+            yield folder
+    else:
+        yield Path(checkpoint)
 
 
 def _record(entity: "Entity") -> ModelVersion:
