@@ -1,6 +1,6 @@
 """Train the embedded `arithmetic` pair: target and draft as Hugging Face folders, their provenance in run.yaml.
 
-    python -m jobs.make_arithmetic_pair                                   # the committed pair, 10 minutes on 2 cores
+    python -m jobs.make_arithmetic_pair                                   # the committed pair, 20 minutes on 2 cores
     python -m jobs.make_arithmetic_pair --preset easy --output /tmp/easy  # the honest counter-example
 
 Training is seeded and counted in steps, not in seconds. What is taught stands in `diversed.tasks.arithmetic`.
