@@ -4,8 +4,9 @@
     python -m jobs.report FOLDER --readme README.md           # and README's results block, with a copy of the figure
     python -m jobs.report FOLDER FOLDER --page all.html       # one page, and all.md, of several evaluations
     python -m jobs.report FOLDER --page all.html --paper paper_tables.json     # the paper's numbers beside them
+    python -m jobs.report RECORD.json RECORD.json --page benchmarks.md         # records of jobs.benchmark
 
-FOLDER is what `python -m jobs.evaluate` printed last.
+FOLDER is what `python -m jobs.evaluate` printed last, RECORD.json what `python -m jobs.benchmark` did.
 """
 
 import argparse
@@ -19,10 +20,19 @@ from jobs._stages import screen
 
 
 def report(arguments: argparse.Namespace) -> None:
+    from diversed.artifacts import write_text_atomic
+    from diversed.evaluation.benchmark import benchmark_page
     from diversed.evaluation.page import read_published
     from diversed.evaluation.report import update_readme, write_page, write_report
     from diversed.evaluation.tables import console_table, markdown
 
+    records = [path for path in arguments.folders if path.suffix == ".json"]
+    if records:
+        if len(records) < len(arguments.folders) or arguments.page is None or arguments.page.suffix != ".md":
+            raise ConfigError(f"{records[0]}: a benchmark's record; give records only, and --page FILE.md")
+        write_text_atomic(arguments.page, benchmark_page(records))
+        print(f"wrote {arguments.page}")
+        return
     if arguments.readme is not None and len(arguments.folders) > 1:
         raise ConfigError(f"--readme {arguments.readme}: takes one evaluation; give one FOLDER")
     published = None if arguments.paper is None else read_published(arguments.paper)
@@ -47,8 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m jobs.report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folders", metavar="FOLDER", nargs="+", type=Path, help="a recorded evaluation")
-    parser.add_argument("--page", type=Path, help="an .html file for all of them; an .md file comes beside it")
+    parser.add_argument(
+        "folders", metavar="FOLDER", nargs="+", type=Path, help="an evaluation's folder, or all: benchmarks' records"
+    )
+    parser.add_argument(
+        "--page", type=Path, help="an .html file for all, an .md file comes beside it; of benchmarks: an .md file"
+    )
     parser.add_argument("--paper", type=Path, help="the paper's published numbers (paper_tables.json), for the page")
     parser.add_argument("--readme", type=Path, help="a file with the two result markers")
     parser.add_argument(

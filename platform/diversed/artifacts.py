@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cache
@@ -27,6 +27,7 @@ __all__ = [
     "git_commit",
     "provenance",
     "replace_folder",
+    "shown_command",
     "write_bytes_atomic",
     "write_json_atomic",
     "write_run_record",
@@ -139,6 +140,11 @@ def provenance() -> dict[str, Any]:
         "device": _device(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def shown_command(command: Sequence[str]) -> str:
+    """A provenance's command, without the paths of the machine it ran on."""
+    return shlex.join(word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in command)
 
 
 def _versions() -> dict[str, str]:

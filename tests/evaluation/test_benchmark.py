@@ -17,7 +17,7 @@ from rich.console import Console
 from diversed.decoding import Generation, Request, build_engine
 from diversed.errors import ConfigError, DataError, DiversedError
 from diversed.evaluation import processes, suites
-from diversed.evaluation.benchmark import Report, Sample, Spread, interleave, ratio, write_report
+from diversed.evaluation.benchmark import Report, Sample, Spread, benchmark_page, interleave, ratio, write_report
 from diversed.evaluation.floor import Floor
 from diversed.evaluation.peers import HuggingFace, Tally
 from diversed.evaluation.processes import STAGES, Footprint, measure_memory, run_process
@@ -304,6 +304,22 @@ def test_engine_suite_and_its_record(pair: Any, task: Task, small: Settings, tmp
     assert record["prompts"] == ["test-0", "test-1"]
     strict = record["tables"]["engine, batch 1"][1]
     assert set(strict["over_hf_generate"]) == {"median", "minimum", "lower_quartile", "upper_quartile", "maximum"}
+    page = benchmark_page([path, path])
+    assert page.count("## engine: ") == 2
+    shown = f"{strict['over_hf_generate']['median']:#.3g}<br><sub>{strict['over_hf_generate']['lower_quartile']:#.3g}–"
+    (line, _) = [line for line in page.splitlines() if line.startswith("| strict | 3 |")]
+    assert shown in line
+    assert f"- tokens per second: {report.columns['tokens_per_second']}" in page
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "{", "3"])
+def test_a_page_of_what_is_no_record(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"record\.json: not a benchmark's record"):
+        benchmark_page([path])
+    with pytest.raises(DataError, match="No such file"):
+        benchmark_page([tmp_path / "none.json"])
 
 
 def test_batch_suite(pair: Any, task: Task, small: Settings) -> None:

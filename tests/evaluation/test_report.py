@@ -242,6 +242,20 @@ def test_report_job(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "diversed" in capsys.readouterr().out
 
 
+def test_report_job_on_records_of_benchmarks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record, page = tmp_path / "engine.json", tmp_path / "page.md"
+    record.write_text("{}")
+    for arguments, said in [
+        (["--page", "page.html"], "give records only, and --page FILE.md"),
+        ([], "give records only, and --page FILE.md"),
+        ([str(tmp_path), "--page", str(page)], "give records only, and --page FILE.md"),
+        (["--page", str(page)], "not a benchmark's record"),
+    ]:
+        assert report_job([str(record), *arguments]) == 2
+        assert said in capsys.readouterr().err
+    assert not page.exists()
+
+
 @pytest.mark.parametrize("remove", ["run.yaml", "results/T1-N5/strict.jsonl"])
 def test_report_job_on_a_folder_that_is_none(run_folder: Path, capsys: pytest.CaptureFixture[str], remove: str) -> None:
     (run_folder / remove).unlink()

@@ -4,6 +4,7 @@ Absolute times hold for one machine in one hour. What is compared is measured in
 each repetition gives one ratio; the median of these counts and their spread is shown. Warm-up runs are in no number.
 """
 
+import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from diversed.artifacts import provenance, write_json_atomic
+from diversed.artifacts import provenance, shown_command, write_json_atomic
+from diversed.errors import DataError
 from diversed.evaluation.peers import NOTHING, Tally
 from diversed.evaluation.progress import Bar
 from diversed.models import Pair
@@ -29,6 +31,7 @@ __all__ = [
     "Sample",
     "Spread",
     "Turn",
+    "benchmark_page",
     "interleave",
     "rates",
     "ratio",
@@ -187,6 +190,8 @@ def write_report(folder: Path, suite: Suite, report: Report, settings: Settings,
         "device": torch.cuda.get_device_name(pair.device) if pair.device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "dtype": settings.pair.dtype.value,
+        "compiled": settings.pair.compiled,
+        "draft_words": settings.pair.draft_words,
         "draft_length": decode.draft_length,
         "temperature": decode.temperature,
         "top_k": decode.top_k,
@@ -210,6 +215,61 @@ def write_report(folder: Path, suite: Suite, report: Report, settings: Settings,
     path = folder / f"{suite.value}-{now:%Y-%m-%dT%H%M%SZ}.json"
     write_json_atomic(path, record)
     return path
+
+
+def benchmark_page(paths: Sequence[Path]) -> str:
+    """Markdown of recorded suites, a section each. DataError if a file is none."""
+    lines = ["# Benchmarks", "", f"Medians of interleaved repetitions, quartiles below them; {NOTE}."]
+    for path in paths:
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            lines += _section(record)
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}; give a record of jobs.benchmark") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path}: not a benchmark's record: {error!r}; give one of jobs.benchmark") from error
+    return "\n".join(lines) + "\n"
+
+
+def _section(record: Mapping[str, Any]) -> list[str]:
+    origin = record["provenance"]
+    commit = str(origin["git_commit"] or "unknown")[:12] + (" with local changes" if origin["git_dirty"] else "")
+    threads = f"{record['threads']} thread{'' if record['threads'] == 1 else 's'}"
+    models = ", models through torch.compile" if record["compiled"] else ""
+    run = [
+        record["date"][:10],
+        f"commit `{commit}`",
+        f"{origin['device']} {record['dtype']}",
+        f"draft length {record['draft_length']}",
+        f"temperature {record['temperature']:g}",
+        f"at most {record['max_new_tokens']} tokens",
+        f"{record['repetitions']} repetitions",
+    ]
+    lines = [
+        "",
+        f"## {record['suite']}: {record['pair']['name']}, {record['task']}, {threads}{models}",
+        "",
+        ", ".join(run) + ":",
+        "",
+        f"`{shown_command(origin['command'])}`",
+    ]
+    for title, rows in record["tables"].items():
+        names = list(dict.fromkeys(name for row in rows for name in row if name != "name"))
+        lines += ["", f"**{title}**", "", "| | " + " | ".join(name.replace("_", " ") for name in names) + " |"]
+        lines.append("|---|" + "--:|" * len(names))
+        for row in rows:
+            lines.append(f"| {row['name']} | " + " | ".join(_written(row.get(name)) for name in names) + " |")
+    meanings = [f"- {name.replace('_', ' ')}: {meaning}" for name, meaning in record["columns"].items()]
+    return [*lines, "", *meanings, *(f"- {remark}" for remark in record["remarks"] if remark != NOTE)]
+
+
+def _written(value: Any) -> str:
+    """A cell of a recorded table."""
+    if not isinstance(value, Mapping):
+        return _shown(value)
+    return (
+        f"{_short(value['median'])}<br><sub>{_short(value['lower_quartile'])}–{_short(value['upper_quartile'])}</sub>"
+    )
 
 
 def _short(number: float) -> str:

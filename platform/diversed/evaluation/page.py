@@ -4,7 +4,6 @@ As HTML or as Markdown: both say the same, but only the HTML has figures.
 """
 
 import json
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from statistics import median
 from string import Template
 from typing import Any
 
+from diversed.artifacts import shown_command
 from diversed.errors import DataError
 from diversed.evaluation.blocks import (
     Block,
@@ -241,11 +241,10 @@ def _provenance(names: list[tuple[Comparison, str]]) -> Table:
 
 
 def _commands(names: list[tuple[Comparison, str]]) -> list[Prose]:
-    """Each command once, without the paths of the machine it ran on."""
+    """Each command once."""
     cells: dict[str, list[str]] = {}
     for comparison, name in names:
-        words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in comparison.origin["command"]]
-        cells.setdefault(shlex.join(words), []).append(name)
+        cells.setdefault(shown_command(comparison.origin["command"]), []).append(name)
     everywhere = len(cells) == 1 and len(names) > 1
     return [Prose("", "All cells:" if everywhere else "; ".join(own) + ":", command) for command, own in cells.items()]
 

@@ -1,12 +1,12 @@
 """The comparison in words and tables: for a terminal, for README, for a spreadsheet."""
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
+from diversed.artifacts import shown_command
 from diversed.evaluation.intervals import Estimate
 from diversed.evaluation.rows import Comparison, MethodRow
 from diversed.settings import Method
@@ -106,7 +106,7 @@ def markdown(comparison: Comparison, figure: str) -> str:
         f"<sub>95% intervals below the numbers; their unit is the prompt ({intervals}).</sub>",
         f"<sub>{_timing(origin)}</sub>",
         f"<sub>{origin['date'][:10]}, commit {commits}{dirty}, {origin['machine']}:</sub>",
-        f"<sub>`{_shown_command(origin['command'])}`</sub>",
+        f"<sub>`{shown_command(origin['command'])}`</sub>",
     ]
     return "\n".join(line for line in lines if line != "<sub></sub>") + "\n"
 
@@ -201,9 +201,3 @@ def _timing(origin: Mapping[str, Any]) -> str:
 def _cell(column: _Column, row: MethodRow) -> tuple[str, str]:
     estimate = column.pick(row)
     return ("–", "") if estimate is None else estimate.cell(column.scale, column.form)
-
-
-def _shown_command(command: list[str]) -> str:
-    """The command without the paths of the machine it ran on."""
-    words = [word.rsplit("/", 1)[-1] if word.startswith("/") else word for word in command]
-    return shlex.join(words)
