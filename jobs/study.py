@@ -7,9 +7,9 @@ The file names `verifiers` and `evaluations`, each by the settings in which it d
     verifiers:   {seed0: {}, seed1: {seed: 1}}
     evaluations: {main: {evaluate.methods: ["strict", "diversed:checkpoint=seed0", "diversed:checkpoint=seed1"]}}
 
-An `about` is printed on top of the page. In a method a verifier goes by its name here. Verifiers are trained side by
-side on the cluster. All work has a folder that is taken up again, so the same command goes on where it was stopped. The
-page is `<output>/studies/<name of the file>.html`, its tables `.md`.
+An `about` is printed on top of the page. In a method and as `verifier.checkpoint` a verifier goes by its name here.
+Verifiers are trained side by side on the cluster. All work has a folder that is taken up again, so the same command goes
+on where it was stopped. The page is `<output>/studies/<name of the file>.html`, its tables `.md`.
 """
 
 import sys
@@ -72,7 +72,7 @@ def study(path: Path, settings: Settings) -> None:
         comparisons = []
         for name, changes in plan.evaluations.items():
             console.print(f"evaluation {name}", highlight=False)
-            changed = settings.updated(changes)
+            changed = _with_checkpoint(settings.updated(changes), verifiers)
             methods = [_with_folder(method, verifiers) for method in changed.evaluate.methods]
             for folder in evaluate(changed.updated({"evaluate.methods": methods}), title=name):
                 comparisons += read_comparisons(folder)
@@ -96,6 +96,12 @@ def _train(trained: Mapping[str, Settings]) -> dict[str, Path]:
     }
     folders: dict[str, Path] = {name: ray.get(reference) for name, reference in references.items()}
     return folders
+
+
+def _with_checkpoint(settings: Settings, verifiers: Mapping[str, Path]) -> Settings:
+    """A name as `verifier.checkpoint` stands for that verifier's folder."""
+    name = settings.verifier.checkpoint
+    return settings.updated({"verifier.checkpoint": str(verifiers[name])}) if name in verifiers else settings
 
 
 def _with_folder(method: str, verifiers: Mapping[str, Path]) -> str:

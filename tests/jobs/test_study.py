@@ -16,6 +16,7 @@ verifiers:
   K=2: {train.rollouts: 2}
 evaluations:
   main: {evaluate.methods: [strict, "static:weight=0.5", "diversed:checkpoint=seed0", "diversed:checkpoint=K=2:cap=2"]}
+  default: {verifier.checkpoint: seed0, evaluate.methods: [strict, diversed]}
   shorter: {evaluate.draft_lengths: [2], evaluate.methods: [strict, "diversed:checkpoint=K=2"]}
 """
 
@@ -60,6 +61,9 @@ def test_the_committed_studies_are_valid(repository: Path, name: str) -> None:
     first = next(iter(folders))
     with_folder = study._with_folder(f"diversed:checkpoint={first}:cap=2", folders)
     assert with_folder == f"diversed:checkpoint={first}={folders[first]}:cap=2"
+    named_as_checkpoint = settings.updated({"verifier.checkpoint": first})
+    assert study._with_checkpoint(named_as_checkpoint, folders).verifier.checkpoint == "/v/0"
+    assert study._with_checkpoint(settings, folders) is settings
     named = [m for each in plan.evaluations.values() for m in each["evaluate.methods"] if "checkpoint" in m]
     assert all("=/v/" in study._with_folder(method, folders) for method in named)
 
@@ -81,6 +85,7 @@ def test_a_small_study(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
         "What one should know first.",
         "main: arithmetic-arithmetic, T = 1, N = 7",
         "shorter: arithmetic",
+        "default: arithmetic",
         "diversed (seed0)",
         "diversed cap=2 (K=2)",
         "static w=0.5",
