@@ -8,7 +8,7 @@ The file names `verifiers` and `evaluations`, each by the settings in which it d
     evaluations: {main: {evaluate.methods: ["strict", "diversed:checkpoint=seed0", "diversed:checkpoint=seed1"]}}
 
 An `about` is printed on top of the page. In a method and as `verifier.checkpoint` a verifier goes by its name here.
-Verifiers are trained side by side on the cluster. All work has a folder that is taken up again, so the same command goes
+Verifiers are trained side by side on the cluster. All work has a folder that is taken up again: the same command goes
 on where it was stopped. The page is `<output>/studies/<name of the file>.html`, its tables `.md`.
 """
 
