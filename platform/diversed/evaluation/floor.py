@@ -19,7 +19,7 @@ __all__ = ["Floor"]
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call, with what its arguments were at that moment."""
+    """One call."""
 
     function: Callable[..., object]
     arguments: tuple[Any, ...]
@@ -63,9 +63,8 @@ class Floor:
 
     def _noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            # Copies: a loop that saves allocations writes the next round's values into the same tensors.
-            copies = {name: _copied(value) for name, value in options.items()}
-            self._calls.append(_Call(function, tuple(map(_copied, arguments)), copies))
+            # Not copies, for which compiled models would need other graphs: the loop never writes into what a forward got.
+            self._calls.append(_Call(function, arguments, options))
             return function(*arguments, **options)
 
         return call
@@ -86,7 +85,3 @@ class _Model:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
-
-
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else value
