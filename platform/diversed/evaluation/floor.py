@@ -63,7 +63,7 @@ class Floor:
 
     def _noted(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
-            # Not copies, for which compiled models would need other graphs: the loop never writes into what a forward got.
+            # No copies: a compiled model would need other graphs. The loop never writes into what a forward got.
             self._calls.append(_Call(function, arguments, options))
             return function(*arguments, **options)
 
