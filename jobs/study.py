@@ -101,7 +101,9 @@ def _train(trained: Mapping[str, Settings]) -> dict[str, Path]:
 def _with_checkpoint(settings: Settings, verifiers: Mapping[str, Path]) -> Settings:
     """A name as `verifier.checkpoint` stands for that verifier's folder."""
     name = settings.verifier.checkpoint
-    return settings.updated({"verifier.checkpoint": str(verifiers[name])}) if name in verifiers else settings
+    if name is None or name not in verifiers:
+        return settings
+    return settings.updated({"verifier.checkpoint": str(verifiers[name])})
 
 
 def _with_folder(method: str, verifiers: Mapping[str, Path]) -> str:

@@ -236,6 +236,7 @@ def _section(record: Mapping[str, Any]) -> list[str]:
     commit = str(origin["git_commit"] or "unknown")[:12] + (" with local changes" if origin["git_dirty"] else "")
     threads = f"{record['threads']} thread{'' if record['threads'] == 1 else 's'}"
     models = ", models through torch.compile" if record["compiled"] else ""
+    models += f", draft head of {record['draft_words']} words" if record["draft_words"] else ""
     run = [
         record["date"][:10],
         f"commit `{commit}`",
