@@ -484,6 +484,4 @@ def test_compiled_models_give_the_same_tokens() -> None:
         [sys.executable, "-c", COMPILED], env=environment, capture_output=True, text=True, timeout=280, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    # Compiled at all, and not anew for each of dozens of lengths: a model has graphs for one unread token, two and a
-    # block, of one row and of several.
-    assert 0 < int(ran.stdout) <= 20
+    assert 0 < int(ran.stdout) <= 16  # compiled at all, and not anew for each length

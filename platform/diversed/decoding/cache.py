@@ -146,7 +146,6 @@ class SlotModel:
         self.device, self.dtype = model.device, model.dtype
         self.cache = SlotCache(model.config.get_text_config().num_hidden_layers)
         self._context = context_length(type(model).__name__, model.config.get_text_config())
-        self._compiled = compiled
         self._bucket = BUCKET if compiled else 1
         self._band_11NC = torch.zeros(1, 1, 0, 0)
         self._aims: dict[tuple[int, int, int], _Aim] = {}  # by number of rows, tokens and start
@@ -222,12 +221,8 @@ class SlotModel:
         N = tokens_BN.shape[1]
         if width == N:
             return self.forward(rows, tokens_BN, starts_B)
-        if self._compiled and N - width == 1:  # a round's graph reads what a row has not read, with all its logits
-            earliest, keep = 0, 0
-        else:
-            earliest = int(first_B.min())  # the LM head, which may dominate, skips what no row needs
-            keep = N - earliest
-        logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, keep)
+        earliest = int(first_B.min())  # the LM head, which may dominate, skips what no row needs
+        logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, keep=N - earliest)
         if N - earliest == width:
             return logits_BNV, hidden_BND
         index_BW1 = torch.from_numpy(first_B[:, None] - earliest + np.arange(width)).to(self.device)[..., None]
