@@ -61,22 +61,24 @@ HOSTILE = {
 }
 
 
-def left_behind() -> set[str]:
-    """Processes that came from a sandbox, and files that a completion wrote or a sandbox forgot."""
+def left_behind(folder: Path) -> set[str]:
+    """Processes of sandboxes made in `folder`, and files that a completion wrote or such a sandbox forgot.
+
+    Other tests run beside these and have sandboxes of their own.
+    """
     found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
             try:
-                command = (folder / "cmdline").read_bytes()
+                command = (process / "cmdline").read_bytes()
             except OSError:
                 continue
-            if b"sandboxed.py" in command or MARK.encode() in command:
-                found.add(f"process {folder.name}")
+            if bytes(folder) in command or MARK.encode() in command:
+                found.add(f"process {process.name}")
     shared = map(Path, ("/tmp", "/dev/shm"))  # noqa: S108 - looked into, not written to
-    places = {Path(tempfile.gettempdir()), Path.home(), Path(sandbox.__file__).parent, *shared}
-    for place in places:
-        found |= {str(path) for path in place.glob("*") if MARK in path.name or "diversed-sandbox-" in path.name}
-    return found
+    for place in {Path.home(), Path(sandbox.__file__).parent, *shared}:
+        found |= {str(path) for path in place.glob(f"*{MARK}*")}
+    return found | {str(path) for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -87,14 +89,17 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("short")
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_completion_scores_0_and_leaves_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_completion_scores_0_and_leaves_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("DIVERSED_TEST_SECRET", "hidden")
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     begin = time.monotonic()
     assert passes(HOSTILE[name], TESTS) is False
     assert time.monotonic() - begin < 60  # it ended by its own limits, on however slow a machine
     time.sleep(0.05)  # the kernel reaps a namespace after its first process
-    assert left_behind() == set()
+    assert left_behind(tmp_path) == set()
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
 
 
