@@ -19,15 +19,18 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import PreTrainedModel
 
-from diversed.models import compiled_forward, context_length, with_own_head
+from diversed.models import compiled_forward, context_length, with_fewer_operations, with_own_head
 
 __all__ = ["Array", "SlotCache", "SlotModel"]
 
 Array = NDArray[np.int64]
+Windows = dict[
+    int, tuple[Tensor, Tensor, Tensor, Tensor]
+]  # by layer: keys and values to see, and of these the new ones
 
 BUCKET = 64  # compiled forwards see a multiple of this many positions: fewer shapes
 BAND = 40  # tokens of a block, at most: what is longer are prompts
-AIMS = 4096  # kept for rows that begin at one position, which a single row always does
+AIMS = 16384  # kept for rows that begin at one position, which a single row always does; times layers
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -36,9 +39,9 @@ class _SlotLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, owner: "SlotCache") -> None:
+    def __init__(self, owner: "SlotCache", index: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.owner = owner
+        self.owner, self.index = owner, index
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         shape = (self.owner.slots, key_states.shape[1], self.owner.capacity)
@@ -50,10 +53,24 @@ class _SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
+        if owner.windows is not None:
+            window = owner.windows.get(self.index)
+            if window is None:
+                window = owner.windows[self.index] = self._window(key_states.shape[2])
+            seen_keys, seen_values, new_keys, new_values = window
+            new_keys.copy_(key_states)
+            new_values.copy_(value_states)
+            return seen_keys, seen_values
         keys, values = self.keys[owner.rows], self.values[owner.rows]
         keys.scatter_(2, owner.positions_B1N1.expand_as(key_states), key_states)
         values.scatter_(2, owner.positions_B1N1.expand_as(value_states), value_states)
         return keys[:, :, : owner.visible], values[:, :, : owner.visible]
+
+    def _window(self, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        owner = self.owner
+        first = int(owner.positions_B1N1[0, 0, 0, 0])
+        seen = [values[owner.rows, :, : owner.visible] for values in (self.keys, self.values)]
+        return seen[0], seen[1], seen[0].narrow(2, first, N), seen[1].narrow(2, first, N)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.owner.visible, 0
@@ -76,7 +93,9 @@ class SlotCache(Cache):
         self.rows = slice(0, 0)
         self.positions_B1N1 = torch.zeros(0, 0, 0, 0, dtype=torch.long)
         self.visible = 0
-        self._slot_layers = [_SlotLayer(self) for _ in range(num_layers)]
+        self.windows: Windows | None = None
+        self.layouts = 0  # of the memory so far: windows into an earlier one are void
+        self._slot_layers = [_SlotLayer(self, index) for index in range(num_layers)]
         super().__init__(layers=[*self._slot_layers])
 
     @torch.inference_mode()
@@ -94,10 +113,15 @@ class SlotCache(Cache):
         for layer, (keys, values) in zip(layers, grown, strict=True):
             layer.keys, layer.values = keys, values
         self.slots, self.capacity = slots, capacity
+        self.layouts += 1
 
-    def point(self, rows: slice, positions_B1N1: Tensor, visible: int) -> None:
-        """The next forward serves `rows`, writes at these positions and sees the first `visible` ones."""
-        self.rows, self.positions_B1N1, self.visible = rows, positions_B1N1, visible
+    def point(self, rows: slice, positions_B1N1: Tensor, visible: int, windows: Windows | None = None) -> None:
+        """The next forward serves `rows`, writes at these positions and sees the first `visible` ones.
+
+        `windows` keeps each layer's views for this aim, if all rows begin at one position: making them anew takes as
+        long as a small model's attention.
+        """
+        self.rows, self.positions_B1N1, self.visible, self.windows = rows, positions_B1N1, visible, windows
 
     @torch.inference_mode()
     def move(self, source: int, destination: int, length: int) -> None:
@@ -121,6 +145,7 @@ class _Aim(NamedTuple):
     known_BN: Tensor  # positions as the model is told them
     mask_B1NL: Tensor
     visible: int
+    windows: Windows | None  # None: rows begin at different positions, or a compiled model has them in its graph
 
 
 class SlotModel:
@@ -137,6 +162,8 @@ class SlotModel:
     ) -> None:
         """`words_K`: the LM head is cut to these tokens; all others have logits of -inf. `hidden`: forwards also return
         the vectors that feed the LM head. `compiled`: forwards run through `torch.compile`."""
+        if not compiled:
+            model = with_fewer_operations(model)
         self.words_K = None if words_K is None else words_K.to(model.device)
         self._hidden_BND: Tensor | None = None
         if words_K is not None or hidden:
@@ -148,8 +175,10 @@ class SlotModel:
         self._context = context_length(type(model).__name__, model.config.get_text_config())
         self._bucket = BUCKET if compiled else 1
         self._band_11NC = torch.zeros(1, 1, 0, 0)
-        self._aims: dict[tuple[int, int, int], _Aim] = {}  # by number of rows, tokens and start
-        self._aims_capacity = 0
+        self._aims: dict[tuple[int, int, int, int], _Aim] = {}  # by first row, number of rows, tokens and start
+        self._aims_layout = 0
+        self._most_aims = AIMS // len(self.cache.layers)
+        self._keeps_windows = not compiled
         parameters = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in parameters else "past_key_values"  # the latter before 5.24
 
@@ -165,14 +194,15 @@ class SlotModel:
         starts, N = starts_B.tolist(), tokens_BN.shape[1]
         first = starts[0]
         if N <= BAND and starts.count(first) == len(starts):
-            if self._aims_capacity != self.cache.capacity or len(self._aims) >= AIMS:
-                self._aims, self._aims_capacity = {}, self.cache.capacity
-            aim = self._aims.get((len(starts), N, first))
+            if self._aims_layout != self.cache.layouts or len(self._aims) >= self._most_aims:
+                self._aims, self._aims_layout = {}, self.cache.layouts
+            key = rows.start, len(starts), N, first
+            aim = self._aims.get(key)
             if aim is None:
-                aim = self._aims[len(starts), N, first] = self._aim(starts_B, N, first)
+                aim = self._aims[key] = self._aim(starts_B, N, first)
         else:
             aim = self._aim(starts_B, N, None)
-        self.cache.point(rows, aim.positions_B1N1, aim.visible)
+        self.cache.point(rows, aim.positions_B1N1, aim.visible, aim.windows)
         output = self.model(
             input_ids=tokens_BN,
             attention_mask=aim.mask_B1NL,
@@ -212,7 +242,8 @@ class SlotModel:
             mask_B1NL = self._band_11NC[:, :, :N, begin : begin + visible].expand(len(starts_B), 1, N, visible)
         else:
             mask_B1NL = self._band_11NC[0, 0, 0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
-        return _Aim(positions_BN[:, None, :, None], known_BN, mask_B1NL, visible)
+        windows: Windows | None = {} if common is not None and self._keeps_windows else None
+        return _Aim(positions_BN[:, None, :, None], known_BN, mask_B1NL, visible, windows)
 
     def forward_from(
         self, rows: slice, tokens_BN: Tensor, starts_B: Array, first_B: Array, width: int

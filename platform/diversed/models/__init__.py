@@ -3,7 +3,7 @@
 from diversed.models.layers import context_length
 from diversed.models.pair import BUILT_IN, Pair, load_pair, set_threads
 from diversed.models.text import Detokenizer, StopFinder
-from diversed.models.views import compiled_forward, with_own_head
+from diversed.models.views import compiled_forward, with_fewer_operations, with_own_head
 
 __all__ = [
     "BUILT_IN",
@@ -14,5 +14,6 @@ __all__ = [
     "context_length",
     "load_pair",
     "set_threads",
+    "with_fewer_operations",
     "with_own_head",
 ]

@@ -1,9 +1,10 @@
-"""Views of a model that share its weights: one with a head of its own, one that is compiled.
+"""Views of a model that share its weights: one with a head of its own, one of fewer operations, one that is compiled.
 
-Shapes: K kept words.
+Shapes: B rows, N tokens, K kept words, C context, D width, E head size.
 """
 
 import copy
+import inspect
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import PreTrainedModel
 
-__all__ = ["compiled_forward", "with_own_head"]
+__all__ = ["compiled_forward", "with_fewer_operations", "with_own_head"]
 
 # Graphs of one forward function: of target and draft, for one row and several, on CUDA for each bucket of lengths.
 GRAPHS = 64
 COMPILED = "_diversed_compiled"  # attribute of a model: engines share its graphs
+FEWER = "_diversed_fewer_operations"  # attribute of a model: engines share the view
+TABLE = 2**25  # numbers in a table of rotary embeddings, at most
 
 
 def with_own_head(
@@ -38,10 +41,95 @@ def with_own_head(
     if watch is not None:
         head.register_forward_pre_hook(watch)
     view = copy.copy(model)
-    view.__dict__.pop(COMPILED, None)  # it would run the other's head
+    for name in (COMPILED, FEWER):  # they would run the other's head
+        view.__dict__.pop(name, None)
     view._modules = dict(model._modules)
     view.set_output_embeddings(head)
     return view
+
+
+def with_fewer_operations(model: PreTrainedModel) -> PreTrainedModel:
+    """`model` with rotary embeddings looked up and RMS norms in one call. What does not give the same bits stays.
+
+    A small model's forward is mostly the calling of small operations, of which these two take a tenth.
+    """
+    made_for = (model.dtype, model.device)
+    kept: tuple[Any, PreTrainedModel] | None = model.__dict__.get(FEWER)
+    if kept is None or kept[0] != made_for:
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", 0)
+        with torch.no_grad():
+            view = _replaced(model, lambda module: _norm_like(module) or _table_of(module, context, model))
+        kept = model.__dict__[FEWER] = (made_for, view)
+    return kept[1]
+
+
+def _replaced(module: Any, replacement: Callable[[nn.Module], nn.Module | None]) -> Any:
+    """`module`, or a copy in which parts have their replacements; the weights are shared."""
+    other = replacement(module)
+    if other is not None:
+        return other
+    parts = {name: part and _replaced(part, replacement) for name, part in module._modules.items()}
+    if all(parts[name] is part for name, part in module._modules.items()):
+        return module
+    view = copy.copy(module)
+    view.__dict__.pop(COMPILED, None)
+    view._modules = parts
+    return view
+
+
+class _Norm(nn.Module):
+    """RMS normalisation as one call of torch."""
+
+    weight_D: Tensor
+
+    def __init__(self, weight_D: Tensor, epsilon: float) -> None:
+        super().__init__()
+        self.__dict__["weight_D"] = weight_D  # not registered: found in a third of the time
+        self.shape, self.epsilon = weight_D.shape, epsilon
+
+    def forward(self, hidden_BND: Tensor) -> Tensor:
+        return torch.rms_norm(hidden_BND, self.shape, self.weight_D, self.epsilon)
+
+
+def _norm_like(module: nn.Module) -> _Norm | None:
+    """What computes the same as `module`, if that is an RMS norm with a weight."""
+    weight_D = module._parameters.get("weight")
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or weight_D is None or not isinstance(epsilon, float):
+        return None
+    norm = _Norm(weight_D, epsilon)
+    generator = torch.Generator().manual_seed(0)
+    probe_BND = torch.randn(3, 7, weight_D.numel(), generator=generator).to(weight_D)
+    probe_BND *= probe_BND.new_tensor([0.01, 1, 100])[:, None, None]
+    return norm if torch.equal(norm(probe_BND), module(probe_BND)) else None
+
+
+class _RotaryTable(nn.Module):
+    """The rotary embeddings of all positions, [C, E] each."""
+
+    cos_CE: Tensor
+    sin_CE: Tensor
+
+    def __init__(self, cos_CE: Tensor, sin_CE: Tensor) -> None:
+        super().__init__()
+        self.__dict__.update(cos_CE=cos_CE, sin_CE=sin_CE)  # not registered: found in a third of the time
+
+    def forward(self, _x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        return self.cos_CE[position_ids], self.sin_CE[position_ids]
+
+
+def _table_of(module: Any, context: int, model: PreTrainedModel) -> _RotaryTable | None:
+    """The table of `module`, if that is a rotary embedding that depends on nothing but the position."""
+    is_rotary = type(module).__name__.endswith("RotaryEmbedding") and hasattr(module, "inv_freq")
+    if not is_rotary or getattr(module, "rope_type", "dynamic") in {"dynamic", "longrope"}:
+        return None
+    if list(inspect.signature(module.forward).parameters) != ["x", "position_ids"]:
+        return None
+    if 4 * context * module.inv_freq.numel() > TABLE:
+        return None
+    one = torch.zeros(1, dtype=model.dtype, device=model.device)
+    cos_1CE, sin_1CE = module(one, torch.arange(context, device=model.device)[None])
+    return _RotaryTable(cos_1CE[0], sin_1CE[0])
 
 
 def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:

@@ -1,0 +1,123 @@
+"""The view with fewer operations gives the very bits of its model, and leaves the model as it was."""
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from diversed.models import with_fewer_operations, with_own_head
+
+SHAPE = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+
+
+def model_of(config: type[PreTrainedConfig], dtype: torch.dtype = torch.float32, **changes: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(**(SHAPE | changes))).eval().requires_grad_(False)
+    for name, weight in model.named_parameters():
+        if "norm" in name:
+            weight.normal_()  # as made, they are all ones
+    return model.to(dtype)
+
+
+def kinds(model: PreTrainedModel) -> set[str]:
+    return {type(module).__name__ for module in model.modules()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("config", "changes"),
+    [
+        (LlamaConfig, {}),
+        (LlamaConfig, {"rope_parameters": LLAMA3}),
+        (LlamaConfig, {"rope_parameters": DYNAMIC}),
+        (LlamaConfig, {"head_dim": 22}),
+        (MistralConfig, {"sliding_window": None}),
+        (Qwen2Config, {}),
+        (Qwen3Config, {"head_dim": 8}),
+        (Olmo2Config, {}),
+        (GemmaConfig, {"head_dim": 8}),
+        (GPTNeoXConfig, {}),
+    ],
+)
+def test_the_same_bits(config: type[PreTrainedConfig], changes: dict[str, object], dtype: torch.dtype) -> None:
+    model = model_of(config, dtype, **changes)
+    view = with_fewer_operations(model)
+    generator = torch.Generator().manual_seed(1)
+    for rows, tokens, start in ((1, 1, 127), (1, 6, 61), (3, 7, 0), (2, 33, 5)):
+        ids = torch.randint(0, 64, (rows, tokens), generator=generator)
+        positions = (start + torch.arange(tokens)).expand(rows, -1)
+        with torch.no_grad():
+            wanted, found = (each(input_ids=ids, position_ids=positions).logits for each in (model, view))
+        assert torch.equal(wanted, found)
+
+
+@pytest.mark.parametrize(
+    ("config", "changes", "replaced"),
+    [
+        (LlamaConfig, {}, {"_Norm", "_RotaryTable"}),
+        (Qwen3Config, {"head_dim": 8}, {"_Norm", "_RotaryTable"}),
+        (GPTNeoXConfig, {}, {"_RotaryTable"}),  # its norms are torch's own
+        (GemmaConfig, {"head_dim": 8}, {"_RotaryTable"}),  # its norms multiply by 1 + weight
+        (LlamaConfig, {"rope_parameters": DYNAMIC}, {"_Norm"}),  # its frequencies depend on the longest row
+        (LlamaConfig, {"max_position_embeddings": 2**24}, {"_Norm"}),  # a table of gigabytes
+    ],
+)
+def test_what_is_replaced(config: type[PreTrainedConfig], changes: dict[str, object], replaced: set[str]) -> None:
+    model = model_of(config, **changes)
+    before = kinds(model)
+    view = with_fewer_operations(model)
+    assert kinds(view) - before == replaced
+    assert kinds(model) == before
+    assert with_fewer_operations(model) is view  # engines share it
+    weights = {weight.data_ptr() for weight in model.parameters()}
+    assert {weight.data_ptr() for weight in view.parameters()} <= weights
+
+
+def test_a_model_of_another_dtype_gets_another_view() -> None:
+    model = model_of(LlamaConfig)
+    with_fewer_operations(model)
+    model.to(torch.bfloat16)
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        assert torch.equal(with_fewer_operations(model)(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_views_with_heads_of_their_own_stay_apart() -> None:
+    """A view made of a model before its head was cut has the whole head."""
+    model = model_of(LlamaConfig)
+    with_fewer_operations(model)
+    cut = with_fewer_operations(with_own_head(model, torch.tensor([5, 2]), None))
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.no_grad():
+        wanted = model(input_ids=ids).logits[..., [5, 2]]
+        torch.testing.assert_close(cut(input_ids=ids).logits, wanted)
