@@ -61,6 +61,7 @@ def kinds(model: PreTrainedModel) -> set[str]:
         (LlamaConfig, {"rope_parameters": LLAMA3}),
         (LlamaConfig, {"rope_parameters": DYNAMIC}),
         (LlamaConfig, {"head_dim": 22}),
+        (LlamaConfig, {"attention_bias": True}),
         (MistralConfig, {"sliding_window": None}),
         (Qwen2Config, {}),
         (Qwen3Config, {"head_dim": 8}),
@@ -84,12 +85,12 @@ def test_the_same_bits(config: type[PreTrainedConfig], changes: dict[str, object
 @pytest.mark.parametrize(
     ("config", "changes", "replaced"),
     [
-        (LlamaConfig, {}, {"_Norm", "_RotaryTable"}),
-        (Qwen3Config, {"head_dim": 8}, {"_Norm", "_RotaryTable"}),
-        (GPTNeoXConfig, {}, {"_RotaryTable"}),  # its norms are torch's own
-        (GemmaConfig, {"head_dim": 8}, {"_RotaryTable"}),  # its norms multiply by 1 + weight
-        (LlamaConfig, {"rope_parameters": DYNAMIC}, {"_Norm"}),  # its frequencies depend on the longest row
-        (LlamaConfig, {"max_position_embeddings": 2**24}, {"_Norm"}),  # a table of gigabytes
+        (LlamaConfig, {}, {"_Linear", "_Norm", "_RotaryTable"}),
+        (Qwen3Config, {"head_dim": 8}, {"_Linear", "_Norm", "_RotaryTable"}),
+        (GPTNeoXConfig, {}, {"_Linear", "_RotaryTable"}),  # its norms are torch's own
+        (GemmaConfig, {"head_dim": 8}, {"_Linear", "_RotaryTable"}),  # its norms multiply by 1 + weight
+        (LlamaConfig, {"rope_parameters": DYNAMIC}, {"_Linear", "_Norm"}),  # its frequencies depend on the longest row
+        (LlamaConfig, {"max_position_embeddings": 2**24}, {"_Linear", "_Norm"}),  # a table of gigabytes
     ],
 )
 def test_what_is_replaced(config: type[PreTrainedConfig], changes: dict[str, object], replaced: set[str]) -> None:
@@ -110,6 +111,15 @@ def test_a_model_of_another_dtype_gets_another_view() -> None:
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
         assert torch.equal(with_fewer_operations(model)(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_what_is_watched_stays() -> None:
+    model = model_of(LlamaConfig)
+    seen = []
+    model.model.layers[1].mlp.up_proj.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        with_fewer_operations(model)(input_ids=torch.tensor([[3]]))
+    assert seen == [1]
 
 
 def test_views_with_heads_of_their_own_stay_apart() -> None:

@@ -114,7 +114,7 @@ class DraftInput:
     counts_B: Array
     starts_B: Array
     limit_B: Array
-    u_BN: Tensor
+    u_BN: Tensor  # or more columns
     sampling: Sampling
 
 
@@ -139,7 +139,7 @@ class VerifyInput:
     tokens_BK: Array
     counts_B: Array
     starts_B: Array
-    coins_BN: Tensor
+    coins_BN: Tensor  # or more columns
     u_BM: Tensor
     sampling: Sampling
     audited: bool = False  # the verdict says what the rule's exact law is at each position
@@ -207,12 +207,13 @@ class LocalDrafter(_LocalRole):
     @torch.inference_mode()
     def propose(self, block: DraftInput) -> Proposal:
         device = self.slots.device
-        rows = slice(0, len(block.limit_B))
-        sampling, u_N = block.sampling.to(device), block.u_BN[:, :, None, None].to(device).unbind(1)
+        B = len(block.limit_B)
+        rows = slice(0, B)
+        sampling, u_N = block.sampling.to(device), block.u_BN.to(device).view(B, -1, 1, 1).unbind(1)
         feed_BK, starts_B = self._on_device(block.tokens_BK), block.starts_B
         tokens: list[Tensor] = []
         laws, hiddens, untempered = [], [], []
-        goes_on = set(range(len(block.limit_B)))  # rows without an EOS
+        goes_on = set(range(B))  # rows without an EOS
         for i in range(int(block.limit_B.max())):
             if i == 0:  # a row's newest token matters; what follows it is padding
                 logits_B1V, hidden_B1D = self.slots.forward_from(rows, feed_BK, starts_B, block.counts_B - 1, 1)
@@ -231,12 +232,14 @@ class LocalDrafter(_LocalRole):
             if self.untempered and sampling.is_tempered:
                 untempered.append(sampling.untempered(logits_B1V, tokens[:-1]))
             if self._stops_early:
-                goes_on -= {row for row, (token,) in enumerate(x_B1.tolist()) if token in self._eos_ids}
-                if not goes_on:
-                    break
+                drawn = [token for (token,) in x_B1.tolist()]
+                if not self._eos_ids.isdisjoint(drawn):
+                    goes_on -= {row for row, token in enumerate(drawn) if token in self._eos_ids}
+                    if not goes_on:
+                        break
         x_BN = torch.cat(tokens, 1)
         drafted_B = self._on_device(block.limit_B)
-        if len(goes_on) < len(drafted_B) or not self._stops_early:
+        if len(goes_on) < B or not self._stops_early:
             drafted_B = _until_end(self.ends_V[x_BN], drafted_B)
         hidden_BND = torch.cat(hiddens, 1) if hiddens else None
         untempered_BNV = torch.cat(untempered, 1) if untempered else None

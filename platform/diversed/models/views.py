@@ -1,6 +1,6 @@
 """Views of a model that share its weights: one with a head of its own, one of fewer operations, one that is compiled.
 
-Shapes: B rows, N tokens, K kept words, C context, D width, E head size.
+Shapes: B rows, N tokens, K kept words, C context, D and O widths, E head size.
 """
 
 import copy
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 from transformers.modeling_utils import PreTrainedModel
 
 __all__ = ["compiled_forward", "with_fewer_operations", "with_own_head"]
@@ -49,17 +50,25 @@ def with_own_head(
 
 
 def with_fewer_operations(model: PreTrainedModel) -> PreTrainedModel:
-    """`model` with rotary embeddings looked up and RMS norms in one call. What does not give the same bits stays.
+    """`model` with rotary embeddings looked up, and linear layers and RMS norms called directly.
 
-    A small model's forward is mostly the calling of small operations, of which these two take a tenth.
+    The weights are shared. What would not give the same bits stays as it is.
+
+    A small model's forward is mostly the calling of small operations: this saves a fifth of it.
     """
     made_for = (model.dtype, model.device)
     kept: tuple[Any, PreTrainedModel] | None = model.__dict__.get(FEWER)
     if kept is None or kept[0] != made_for:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", 0)
+        head = model.get_output_embeddings()  # may be watched, or cut
+
+        def shorter(module: nn.Module) -> nn.Module | None:
+            if module is head or module._forward_hooks or module._forward_pre_hooks:
+                return None
+            return _linear_like(module) or _norm_like(module) or _table_of(module, context, model)
+
         with torch.no_grad():
-            view = _replaced(model, lambda module: _norm_like(module) or _table_of(module, context, model))
-        kept = model.__dict__[FEWER] = (made_for, view)
+            kept = model.__dict__[FEWER] = (made_for, _replaced(model, shorter))
     return kept[1]
 
 
@@ -74,7 +83,28 @@ def _replaced(module: Any, replacement: Callable[[nn.Module], nn.Module | None])
     view = copy.copy(module)
     view.__dict__.pop(COMPILED, None)
     view._modules = parts
+    view.__dict__.update(parts)  # found there at once: torch looks for registered parts last
     return view
+
+
+# What follows is called without the machinery of hooks, and holds its weights where they are found at once.
+
+
+class _Linear(nn.Linear):
+    matrix_OD: Tensor
+    offset_O: Tensor | None
+
+    def __call__(self, input_BND: Tensor) -> Tensor:
+        return linear(input_BND, self.matrix_OD, self.offset_O)
+
+
+def _linear_like(module: nn.Module) -> _Linear | None:
+    if type(module) is not nn.Linear:
+        return None
+    view = copy.copy(module)
+    view.__class__ = _Linear
+    view.__dict__.update(matrix_OD=module._parameters["weight"], offset_O=module._parameters["bias"])
+    return view  # type: ignore[return-value]
 
 
 class _Norm(nn.Module):
@@ -84,10 +114,10 @@ class _Norm(nn.Module):
 
     def __init__(self, weight_D: Tensor, epsilon: float) -> None:
         super().__init__()
-        self.__dict__["weight_D"] = weight_D  # not registered: found in a third of the time
+        self.__dict__["weight_D"] = weight_D
         self.shape, self.epsilon = weight_D.shape, epsilon
 
-    def forward(self, hidden_BND: Tensor) -> Tensor:
+    def __call__(self, hidden_BND: Tensor) -> Tensor:
         return torch.rms_norm(hidden_BND, self.shape, self.weight_D, self.epsilon)
 
 
@@ -112,9 +142,9 @@ class _RotaryTable(nn.Module):
 
     def __init__(self, cos_CE: Tensor, sin_CE: Tensor) -> None:
         super().__init__()
-        self.__dict__.update(cos_CE=cos_CE, sin_CE=sin_CE)  # not registered: found in a third of the time
+        self.__dict__.update(cos_CE=cos_CE, sin_CE=sin_CE)
 
-    def forward(self, _x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, _x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         return self.cos_CE[position_ids], self.sin_CE[position_ids]
 
 

@@ -91,7 +91,7 @@ def draw(law_V: Tensor, u_1: Tensor) -> Tensor:
     exceeds the point lies on the support. A float32 sum over a large vocabulary would also bias rare tokens.
     """
     cumulative_V = law_V.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative_V, u_1 * cumulative_V[..., -1:], right=True).squeeze(-1)
+    return torch.searchsorted(cumulative_V, u_1 * cumulative_V.narrow(-1, -1, 1), right=True).squeeze(-1)
 
 
 def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:

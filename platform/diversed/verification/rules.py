@@ -15,6 +15,7 @@ p target law, q draft law, v verification law, w weight on the target.
 import math
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -247,7 +248,7 @@ def verify(
     N = p_BMV.shape[1] - 1
     if N == 0:
         return _autoregressive_step(rule, p_BMV, u_BM, greedy_B, audited)
-    valid_BN = torch.arange(N, device=p_BMV.device) < drafted_B[:, None]
+    valid_BN = _first_integers(N, p_BMV.device) < drafted_B[:, None]
     weight: Tensor | float = 1.0 if rule.weight is None else rule.weight
     if w_BN is not None:
         weight = w_BN[..., None]
@@ -264,7 +265,7 @@ def verify(
         accept_BN = torch.where(greedy_B[:, None], keep_BN, accept_BN)
     accepted_B = (accept_BN & valid_BN).cumprod(-1).sum(-1)
 
-    row_B, last_B1 = torch.arange(len(accepted_B), device=p_BMV.device), accepted_B[:, None]
+    row_B, last_B1 = _first_integers(p_BMV.shape[0], p_BMV.device), accepted_B[:, None]
     at_B, is_drafted_B1 = accepted_B.clamp_max(N - 1), last_B1 < drafted_B[:, None]
     # q = 0 after the last drafted token: what replaces it is drawn from p, which is the bonus token's law.
     last = Laws(
@@ -277,7 +278,7 @@ def verify(
     last_token_B1 = draw(rule.replacement(last), u_BM.gather(1, last_B1))[:, None]
     if greedy_B is not None:
         last_token_B1 = torch.where(greedy_B[:, None], best_BM.gather(1, last_B1), last_token_B1)
-    tokens_BM = pad(x_BN, (0, 1)).scatter_(1, last_B1, last_token_B1)
+    tokens_BM = torch.cat([x_BN, last_token_B1], 1).scatter_(1, last_B1, last_token_B1)
     index_BM1 = tokens_BM[..., None]
     audit_BMA = None
     if audited:
@@ -285,16 +286,25 @@ def verify(
         judged_BNA = audit(rule, laws, index_BM1[:, :N])
         audit_BMA = bonus_BMA
         audit_BMA[:, :N] = torch.where(valid_BN[..., None], judged_BNA, bonus_BMA[:, :N])
+    numbers_2BN = torch.stack([q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1), total_variation(p_BNV, q_BNV)])
+    q_BM, tv_BM = pad(numbers_2BN.mul_(valid_BN), (0, 1))
     return Verdict(
         tokens_BM=tokens_BM,
         accepted_B=accepted_B,
         drafted_B=drafted_B,
         p_BM=p_BMV.gather(-1, index_BM1).squeeze(-1),
-        q_BM=pad(q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1) * valid_BN, (0, 1)),
-        tv_BM=pad(total_variation(p_BNV, q_BNV) * valid_BN, (0, 1)),
+        q_BM=q_BM,
+        tv_BM=tv_BM,
         w_BM=_weights(weight if w_BN is None else w_BN, valid_BN),
         audit_BMA=audit_BMA,
     )
+
+
+@cache
+def _first_integers(count: int, device: torch.device) -> Tensor:
+    """0, 1, .. `count` - 1: read only. Made anew in each round it would cost as much as a draw."""
+    with torch.inference_mode(mode=False):
+        return torch.arange(count, device=device)
 
 
 def _weights(weight: Tensor | float, valid_BN: Tensor) -> Tensor:
