@@ -106,5 +106,4 @@ def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
     """
     positive_V = (p_V - q_V).clamp_min_(0)
     mass_1 = positive_V.sum(-1, keepdim=True)
-    tiny = torch.finfo(p_V.dtype).tiny
-    return torch.where(mass_1 > tiny, positive_V / mass_1.clamp_min(tiny), p_V)
+    return torch.where(mass_1 > torch.finfo(p_V.dtype).tiny, positive_V / mass_1, p_V)

@@ -287,7 +287,7 @@ def verify(
         audit_BMA = bonus_BMA
         audit_BMA[:, :N] = torch.where(valid_BN[..., None], judged_BNA, bonus_BMA[:, :N])
     numbers_2BN = torch.stack([q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1), total_variation(p_BNV, q_BNV)])
-    q_BM, tv_BM = pad(numbers_2BN.mul_(valid_BN), (0, 1))
+    q_BM, tv_BM = pad(numbers_2BN.mul_(valid_BN), (0, 1)).unbind()
     return Verdict(
         tokens_BM=tokens_BM,
         accepted_B=accepted_B,
@@ -310,7 +310,7 @@ def _first_integers(count: int, device: torch.device) -> Tensor:
 def _weights(weight: Tensor | float, valid_BN: Tensor) -> Tensor:
     """What was used at each position, [B, M]: 1 where nothing was drafted."""
     if isinstance(weight, float) and weight == 1:
-        return valid_BN.new_ones(len(valid_BN), valid_BN.shape[1] + 1, dtype=torch.float32)
+        return valid_BN.new_ones(valid_BN.shape[0], valid_BN.shape[1] + 1, dtype=torch.float32)
     return pad(torch.where(valid_BN, weight, 1.0), (0, 1), value=1.0)
 
 
