@@ -54,7 +54,7 @@ def with_fewer_operations(model: PreTrainedModel) -> PreTrainedModel:
 
     The weights are shared. What would not give the same bits stays as it is.
 
-    A small model's forward is mostly the calling of small operations: this saves a fifth of it.
+    A small model's forward is mostly the calling of small operations.
     """
     made_for = (model.dtype, model.device)
     kept: tuple[Any, PreTrainedModel] | None = model.__dict__.get(FEWER)

@@ -302,7 +302,7 @@ def verify(
 
 @cache
 def _first_integers(count: int, device: torch.device) -> Tensor:
-    """0, 1, .. `count` - 1: read only. Made anew in each round it would cost as much as a draw."""
+    """0, 1, .. `count` - 1: read only. Kept, since making it takes as long as using it."""
     with torch.inference_mode(mode=False):
         return torch.arange(count, device=device)
 
