@@ -278,6 +278,7 @@ def test_negative_draft_length_names_field_and_value(
         {"evaluate.methods": ["best"]},
         {"evaluate.methods": []},
         {"pair.target": "alone"},
+        {"train.rollouts": 1, "train.prompts_per_update": 1},
         {"serve.port": 65536},
         {"decode.method": "best"},
     ],

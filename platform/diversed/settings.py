@@ -263,7 +263,7 @@ class TrainSettings(Group):
     learning_rate: float = Field(5e-4, gt=0, description="AdamW's peak rate")
     epochs: int = Field(2, ge=1, description="passes over the training prompts, each with fresh rollouts")
     prompts_per_update: int = Field(8, ge=1, description="prompts per optimiser batch")
-    rollouts: int = Field(4, ge=2, description="samples per prompt, K")
+    rollouts: int = Field(4, ge=1, description="samples per prompt, K; 1 is compared with the batch's mean reward")
     repeat: int = Field(0, ge=0, description="number of the training run: same prompts, other rollouts and order")
     passes: int = Field(1, ge=1, description="optimiser steps per batch of rollouts; above 1 the ratio is clipped")
     clip_ratio: float = Field(0.2, gt=0, lt=1, description="clip of the importance ratio when passes > 1")
@@ -271,6 +271,12 @@ class TrainSettings(Group):
     warmup: int = Field(10, ge=0, description="warm-up updates before the cosine")
     temperature: float = Field(1.0, gt=0, description="temperature of the rollouts; never greedy")
     batch_size: int = Field(64, ge=1, description="rows of a rollout batch decoded together")
+
+    @model_validator(mode="after")
+    def _something_to_compare_with(self) -> "TrainSettings":
+        if self.rollouts == self.prompts_per_update == 1:
+            raise ValueError("train.rollouts = 1 with train.prompts_per_update = 1 compares nothing; raise one of them")
+        return self
 
 
 class SearchSettings(Group):

@@ -167,6 +167,13 @@ def test_advantages_are_centred_by_prompt_and_scaled_by_batch(rewards):
         assert float(found_PK.std()) == pytest.approx(1, abs=1e-3)
 
 
+def test_single_rollouts_are_compared_with_the_batch():
+    found_PK = advantages(torch.tensor([[1.0], [0.0], [0.5], [0.5]]))
+    std = (0.5 / 3) ** 0.5  # of (.5, -.5, 0, 0)
+    assert found_PK.flatten().tolist() == pytest.approx([0.5 / std, -0.5 / std, 0, 0], rel=1e-5)
+    assert advantages(torch.tensor([[0.7]])).tolist() == [[0.0]]  # the last prompt of an epoch
+
+
 @pytest.mark.parametrize("reward", [0.0, 0.1, 1 / 3])
 def test_equal_rewards_teach_nothing_and_are_no_nan(reward):
     assert torch.equal(advantages(torch.full((5, 3), reward)), torch.zeros(5, 3))

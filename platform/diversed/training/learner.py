@@ -23,10 +23,16 @@ EPSILON = 1e-6  # in the division by the batch's standard deviation
 def advantages(reward_PK: Tensor) -> Tensor:
     """Reward minus the prompt's mean, over the standard deviation of these in the whole batch, [P, K] float32.
 
-    Zero where all rollouts of a prompt are equally good: such a prompt teaches nothing about reward.
+    Zero where all rollouts of a prompt are equally good: such a prompt teaches nothing about reward. A single rollout
+    (K = 1) has no others of its prompt: it is compared with the batch's mean.
     """
-    centred_PK = reward_PK.double()  # in float32, equal rewards would leave a rounding error to be blown up
-    centred_PK = centred_PK - centred_PK.mean(1, keepdim=True)
+    reward_PK = reward_PK.double()  # in float32, equal rewards would leave a rounding error to be blown up
+    if reward_PK.shape[1] == 1:
+        centred_PK = reward_PK - reward_PK.mean()
+    else:
+        centred_PK = reward_PK - reward_PK.mean(1, keepdim=True)
+    if centred_PK.numel() < 2:  # an epoch's last prompt may be alone
+        return torch.zeros_like(centred_PK, dtype=torch.float32)
     return (centred_PK / (centred_PK.std() + EPSILON)).float()
 
 
