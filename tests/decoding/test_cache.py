@@ -1,5 +1,6 @@
 """The slot cache's remembered windows: never into memory that was replaced, nor another row's."""
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -79,3 +80,15 @@ def test_windows_are_bounded(model: PreTrainedModel, texts: torch.Tensor, monkey
         for start in range(20):
             slots.forward(slice(0, 1), texts[:1, :1], np.array([start]))
             assert len(slots._aims) <= 4
+
+
+def test_outgrown_memory_is_let_go(model: PreTrainedModel, texts: torch.Tensor) -> None:
+    slots = SlotModel(model, VOCAB)
+    slots.cache.reserve(2, 32)
+    read(slots, 0, texts)
+    outgrown = weakref.ref(slots.cache.layers[0].keys)
+    slots.cache.reserve(2, 200)
+    with torch.inference_mode():  # rows at different positions, which have no windows
+        slots.forward(slice(0, 2), texts[:2, :1], np.array([LENGTH, 0]))
+    assert outgrown() is None
+    assert not slots._aims

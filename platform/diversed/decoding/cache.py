@@ -24,13 +24,19 @@ from diversed.models import compiled_forward, context_length, with_fewer_operati
 __all__ = ["Array", "SlotCache", "SlotModel"]
 
 Array = NDArray[np.int64]
-Windows = dict[
-    int, tuple[Tensor, Tensor, Tensor, Tensor]
-]  # by layer: keys and values to see, and of these the new ones
 
 BUCKET = 64  # compiled forwards see a multiple of this many positions: fewer shapes
 BAND = 40  # tokens of a block, at most: what is longer are prompts
 AIMS = 16384  # kept for rows that begin at one position, which a single row always does; times layers
+
+
+class Windows:
+    """Views into a cache for rows that all begin at `first`. By layer: keys and values seen, and of these the new
+    ones."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.of_layer: dict[int, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -54,9 +60,10 @@ class _SlotLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         owner = self.owner
         if owner.windows is not None:
-            window = owner.windows.get(self.index)
+            window = owner.windows.of_layer.get(self.index)
             if window is None:
-                window = owner.windows[self.index] = self._window(key_states.shape[2])
+                window = self._window(owner.windows.first, key_states.shape[2])
+                owner.windows.of_layer[self.index] = window
             seen_keys, seen_values, new_keys, new_values = window
             new_keys.copy_(key_states)
             new_values.copy_(value_states)
@@ -66,9 +73,8 @@ class _SlotLayer(CacheLayerMixin):
         values.scatter_(2, owner.positions_B1N1.expand_as(value_states), value_states)
         return keys[:, :, : owner.visible], values[:, :, : owner.visible]
 
-    def _window(self, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _window(self, first: int, N: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         owner = self.owner
-        first = int(owner.positions_B1N1[0, 0, 0, 0])
         seen = [values[owner.rows, :, : owner.visible] for values in (self.keys, self.values)]
         return seen[0], seen[1], seen[0].narrow(2, first, N), seen[1].narrow(2, first, N)
 
@@ -114,6 +120,7 @@ class SlotCache(Cache):
             layer.keys, layer.values = keys, values
         self.slots, self.capacity = slots, capacity
         self.layouts += 1
+        self.windows = None
 
     def point(self, rows: slice, positions_B1N1: Tensor, visible: int, windows: Windows | None = None) -> None:
         """The next forward serves `rows`, writes at these positions and sees the first `visible` ones.
@@ -193,9 +200,9 @@ class SlotModel:
         """
         starts, N = starts_B.tolist(), tokens_BN.shape[1]
         first = starts[0]
+        if self._aims_layout != self.cache.layouts or len(self._aims) >= self._most_aims:
+            self._aims, self._aims_layout = {}, self.cache.layouts  # lets go of memory that was outgrown
         if N <= BAND and starts.count(first) == len(starts):
-            if self._aims_layout != self.cache.layouts or len(self._aims) >= self._most_aims:
-                self._aims, self._aims_layout = {}, self.cache.layouts
             key = rows.start, len(starts), N, first
             aim = self._aims.get(key)
             if aim is None:
@@ -242,7 +249,7 @@ class SlotModel:
             mask_B1NL = self._band_11NC[:, :, :N, begin : begin + visible].expand(len(starts_B), 1, N, visible)
         else:
             mask_B1NL = self._band_11NC[0, 0, 0].unfold(0, visible, 1)[zeros - 1 - positions_BN][:, None]
-        windows: Windows | None = {} if common is not None and self._keeps_windows else None
+        windows = Windows(common) if common is not None and self._keeps_windows else None
         return _Aim(positions_BN[:, None, :, None], known_BN, mask_B1NL, visible, windows)
 
     def forward_from(

@@ -35,6 +35,7 @@ CONTEXT = 64  # tokens before the measured step
 WARMUP = 3  # calls of each kind that are not counted
 REPEATS = 15  # interleaved calls of each kind, at least; the median counts
 SECONDS = 2.0  # of measuring, at least: what else the machine does comes and goes
+FORWARDS = 2  # raised when the engine's forwards take another time: what was measured before does not count
 PROFILED = range(1, 9)  # draft lengths that are always in the profile, so that most questions share one measurement
 
 
@@ -72,6 +73,7 @@ def profile_costs(pair: Pair, draft_lengths: Iterable[int], folder: Path) -> Cos
     words = None if pair.draft_words_K is None else len(pair.draft_words_K)
     key = json.dumps(
         [
+            FORWARDS,
             pair.identity,
             words,
             pair.compiled,

@@ -19,7 +19,6 @@ __all__ = ["compiled_forward", "with_fewer_operations", "with_own_head"]
 # Graphs of one forward function: of target and draft, for one row and several, on CUDA for each bucket of lengths.
 GRAPHS = 64
 COMPILED = "_diversed_compiled"  # attribute of a model: engines share its graphs
-FEWER = "_diversed_fewer_operations"  # attribute of a model: engines share the view
 TABLE = 2**25  # numbers in a table of rotary embeddings, at most
 
 
@@ -42,8 +41,7 @@ def with_own_head(
     if watch is not None:
         head.register_forward_pre_hook(watch)
     view = copy.copy(model)
-    for name in (COMPILED, FEWER):  # they would run the other's head
-        view.__dict__.pop(name, None)
+    view.__dict__.pop(COMPILED, None)  # it would run the other's head
     view._modules = dict(model._modules)
     view.set_output_embeddings(head)
     return view
@@ -52,28 +50,32 @@ def with_own_head(
 def with_fewer_operations(model: PreTrainedModel) -> PreTrainedModel:
     """`model` with rotary embeddings looked up, and linear layers and RMS norms called directly.
 
-    The weights are shared. What would not give the same bits stays as it is.
-
-    A small model's forward is mostly the calling of small operations.
+    A small model's forward is mostly the calling of small operations. The weights are shared. What would not give the
+    same bits stays as it is, and so does what has hooks or a `forward` of its own, with all below it. Hooks and parts
+    that the model is given later are not seen. Positions end at its context.
     """
-    made_for = (model.dtype, model.device)
-    kept: tuple[Any, PreTrainedModel] | None = model.__dict__.get(FEWER)
-    if kept is None or kept[0] != made_for:
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", 0)
-        head = model.get_output_embeddings()  # may be watched, or cut
+    if any(weight.is_meta for weight in model.parameters()):  # they lie elsewhere until a forward fetches them
+        return model
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 0
+    head = model.get_output_embeddings()  # may be watched, or cut
 
-        def shorter(module: nn.Module) -> nn.Module | None:
-            if module is head or module._forward_hooks or module._forward_pre_hooks:
-                return None
-            return _linear_like(module) or _norm_like(module) or _table_of(module, context, model)
+    def shorter(module: nn.Module) -> nn.Module | None:
+        if module is head or _is_watched(module):
+            return module
+        return _linear_like(module) or _norm_like(module) or _table_of(module, context, model)
 
-        with torch.no_grad():
-            kept = model.__dict__[FEWER] = (made_for, _replaced(model, shorter))
-    return kept[1]
+    with torch.no_grad():
+        view: PreTrainedModel = _replaced(model, shorter)
+    return view
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Whether a call of it is more than its class's `forward`."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in module.__dict__
 
 
 def _replaced(module: Any, replacement: Callable[[nn.Module], nn.Module | None]) -> Any:
-    """`module`, or a copy in which parts have their replacements; the weights are shared."""
+    """`replacement` of a module; where that is None a copy with replaced parts, or the module if no part has one."""
     other = replacement(module)
     if other is not None:
         return other
@@ -99,7 +101,7 @@ class _Linear(nn.Linear):
 
 
 def _linear_like(module: nn.Module) -> _Linear | None:
-    if type(module) is not nn.Linear:
+    if type(module) is not nn.Linear or not {"weight", "bias"} <= module._parameters.keys():
         return None
     view = copy.copy(module)
     view.__class__ = _Linear
@@ -126,6 +128,8 @@ def _norm_like(module: nn.Module) -> _Norm | None:
     weight_D = module._parameters.get("weight")
     epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or weight_D is None or not isinstance(epsilon, float):
+        return None
+    if len(inspect.signature(module.forward).parameters) != 1:  # gated, say
         return None
     norm = _Norm(weight_D, epsilon)
     generator = torch.Generator().manual_seed(0)
@@ -155,11 +159,17 @@ def _table_of(module: Any, context: int, model: PreTrainedModel) -> _RotaryTable
         return None
     if list(inspect.signature(module.forward).parameters) != ["x", "position_ids"]:
         return None
-    if 4 * context * module.inv_freq.numel() > TABLE:
+    if not 0 < 4 * context * module.inv_freq.numel() <= TABLE:
         return None
     one = torch.zeros(1, dtype=model.dtype, device=model.device)
-    cos_1CE, sin_1CE = module(one, torch.arange(context, device=model.device)[None])
-    return _RotaryTable(cos_1CE[0], sin_1CE[0])
+    try:
+        tables = module(one, torch.arange(context, device=model.device)[None])
+    except (IndexError, RuntimeError, TypeError):  # of positions with several axes
+        return None
+    is_pair = isinstance(tables, tuple) and len(tables) == 2  # some give one complex tensor
+    if not is_pair or any(table.ndim != 3 or table.shape[:2] != (1, context) for table in tables):
+        return None
+    return _RotaryTable(tables[0][0], tables[1][0])
 
 
 def compiled_forward(model: PreTrainedModel) -> Callable[..., Any]:

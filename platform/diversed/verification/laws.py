@@ -102,7 +102,8 @@ def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:
 def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
     """`norm((p - q)+)`, the replacement law of strict, ensemble and capped verification (method.md 2, 5.5).
 
-    Where the difference vanishes (p equal to q up to rounding, or q = 0 at a bonus position) it is p itself.
+    Where the difference vanishes (p equal to q up to rounding, or q = 0 at a bonus position) it is p itself. Not for
+    gradients.
     """
     positive_V = (p_V - q_V).clamp_min_(0)
     mass_1 = positive_V.sum(-1, keepdim=True)
