@@ -27,7 +27,7 @@ Array = NDArray[np.int64]
 
 BUCKET = 64  # compiled forwards see a multiple of this many positions: fewer shapes
 BAND = 40  # tokens of a block, at most: what is longer are prompts
-AIMS = 16384  # kept for rows that begin at one position, which a single row always does; times layers
+AIMS = 16384  # kept for rows that begin at one position, as a single row does: this many over the number of layers
 
 
 class Windows:

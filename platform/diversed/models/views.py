@@ -83,7 +83,6 @@ def _replaced(module: Any, replacement: Callable[[nn.Module], nn.Module | None])
     if all(parts[name] is part for name, part in module._modules.items()):
         return module
     view = copy.copy(module)
-    view.__dict__.pop(COMPILED, None)
     view._modules = parts
     view.__dict__.update(parts)  # found there at once: torch looks for registered parts last
     return view
@@ -93,6 +92,8 @@ def _replaced(module: Any, replacement: Callable[[nn.Module], nn.Module | None])
 
 
 class _Linear(nn.Linear):
+    """`nn.Linear`, [B, N, D] -> [B, N, O]."""
+
     matrix_OD: Tensor
     offset_O: Tensor | None
 
@@ -110,7 +111,7 @@ def _linear_like(module: nn.Module) -> _Linear | None:
 
 
 class _Norm(nn.Module):
-    """RMS normalisation as one call of torch."""
+    """RMS normalisation as one call of torch, [B, N, D]."""
 
     weight_D: Tensor
 
