@@ -242,8 +242,9 @@ def test_prompt_lookup_proposes_what_followed_the_longest_match() -> None:
     assert proposal.tokens_BN[0].tolist() == [3, 4, 2, 5]  # after "1 2", though "2" was last followed by 5
     assert proposal.drafted_B.tolist() == [4, 0, 1]  # no match; an EOS ends what is drafted
     assert proposal.tokens_BN[2, 0] == 9
-    assert torch.equal(proposal.q_BNV.argmax(-1), proposal.tokens_BN)
-    assert bool((proposal.q_BNV.sum(-1) == 1).all())
+    assert proposal.q_BMV.sum(-1).tolist() == [[1, 1, 1, 1, 0], [0, 0, 0, 0, 0], [1, 0, 0, 0, 0]]
+    assert torch.equal(proposal.q_BMV[0, :4].argmax(-1), proposal.tokens_BN[0])
+    assert proposal.q_BMV[2, 0].argmax() == 9
 
 
 def test_prompt_lookup_has_nothing_for_a_verifier(tiny_pair: Any) -> None:

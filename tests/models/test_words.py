@@ -12,6 +12,7 @@ from diversed.errors import ConfigError, DataError
 from diversed.models import load_pair
 from diversed.models.words import frequent_words
 from diversed.settings import DecodeSettings, Method, PairSettings, load_settings
+from diversed.verification import is_drafted
 
 
 class Words:
@@ -67,7 +68,8 @@ def test_a_restricted_draft_proposes_its_words_alone_and_changes_no_greedy_token
 
             def watched(block: Any, propose: Any = propose, restricted: bool = pair is small) -> Any:
                 proposal = propose(block)
-                assert torch.allclose(proposal.q_BNV.sum(-1), torch.ones(()))
+                drafted_BN = is_drafted(proposal.tokens_BN.shape[1], proposal.drafted_B)
+                assert torch.allclose(proposal.q_BMV[:, :-1].sum(-1), drafted_BN.float())
                 if restricted:
                     drafted.update(proposal.tokens_BN.flatten().tolist())
                 return proposal

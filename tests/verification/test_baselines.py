@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diversed.errors import ConfigError
 from diversed.settings import DecodeSettings, Method
@@ -220,7 +221,8 @@ def test_verify_emits_the_exact_law_and_the_target_after_it(method: str, repaire
     x_BN = draw(q.expand(B, 4), u[:, :1])[:, None]
     judged = rule(method, repaired, **EXAMPLES[method])
     drafted_B = torch.ones(B, dtype=torch.long)
-    verdict = verify(p.expand(B, 2, 4), q.expand(B, 1, 4), x_BN, drafted_B, judged, u[:, 1:2], u[:, 2:4])
+    q_BMV = pad(q.expand(B, 1, 4), (0, 0, 0, 1))  # behind the drafted token there is nothing
+    verdict = verify(p.expand(B, 2, 4), q_BMV, x_BN, drafted_B, judged, u[:, 1:2], u[:, 2:4])
     accept, out = emitted(method, repaired=repaired, **EXAMPLES[method])
     accepted_B = verdict.accepted_B == 1
     assert float(accepted_B.double().mean()) == pytest.approx(accept, abs=4 * math.sqrt(0.25 / B))
@@ -348,21 +350,21 @@ def test_the_short_way_to_the_law_is_the_long_one(method: str, monkeypatch: pyte
 
 def test_audits_of_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """Judged positions by the rule, a bonus and what was not drafted as p itself, an autoregressive step by its law."""
-    p_BMV, q_BNV = P.expand(1, 3, 4).float(), Q.expand(1, 2, 4).float()
+    p_BMV, q_BMV = P.expand(1, 3, 4).float(), pad(Q.expand(1, 1, 4), (0, 0, 0, 2)).float()  # one token was drafted
     x_BN, half_BM = torch.tensor([[1, 0]]), torch.full((1, 3), 0.5, dtype=torch.float64)
     judged = rule("static")
     verdict = verify(
-        p_BMV, q_BNV, x_BN, torch.tensor([1]), Rule(judged.method, 0.5), half_BM[:, :2], half_BM, audited=True
+        p_BMV, q_BMV, x_BN, torch.tensor([1]), Rule(judged.method, 0.5), half_BM[:, :2], half_BM, audited=True
     )
-    assert verdict.audit_BMA is not None
-    tv = verdict.audit_BMA[0, :, AUDIT.index("output_tv")]
+    audit_MA = verdict.numbers_BMX[0, :, 4:]
+    tv = audit_MA[:, AUDIT.index("output_tv")]
     assert tv.tolist() == pytest.approx([0.175, 0, 0], abs=1e-6)
-    assert verdict.audit_BMA[0, :, AUDIT.index("acceptance")].tolist() == pytest.approx([0.825, 1, 1], abs=1e-6)
+    assert audit_MA[:, AUDIT.index("acceptance")].tolist() == pytest.approx([0.825, 1, 1], abs=1e-6)
     nothing = torch.zeros(1, dtype=torch.long)
     step = verify(
-        p_BMV[:, :1], q_BNV[:, :0], x_BN[:, :0], nothing, rule("truncated"), half_BM[:, :0], half_BM, audited=True
+        p_BMV[:, :1], q_BMV[:, :0], x_BN[:, :0], nothing, rule("truncated"), half_BM[:, :0], half_BM, audited=True
     )
-    assert step.audit_BMA is not None
     # p without its last token, which typical acceptance does not let pass
-    assert step.audit_BMA[0, 0, AUDIT.index("output_tv")].item() == pytest.approx(0.05, abs=1e-6)
-    assert verify(p_BMV, q_BNV, x_BN, torch.tensor([1]), judged, half_BM[:, :2], half_BM).audit_BMA is None
+    assert step.numbers_BMX[0, 0, 4 + AUDIT.index("output_tv")].item() == pytest.approx(0.05, abs=1e-6)
+    plain = verify(p_BMV, q_BMV, x_BN, torch.tensor([1]), judged, half_BM[:, :2], half_BM)
+    assert plain.numbers_BMX.shape == (1, 3, 4)

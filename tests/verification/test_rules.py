@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
 from torch import Tensor
+from torch.nn.functional import pad
 
 from diversed.settings import DecodeSettings, Method
 from diversed.verification import (
@@ -56,7 +57,8 @@ def test_golden_table(name: str, w: float, cap: float, accept: float, out: list[
 def test_case_03_the_replacement_law_is_normalised_by_its_mass() -> None:
     """Planted fault: the residual by softmax, which gives tokens with p <= q a probability."""
     assert total_variation(P, Q).item() == pytest.approx(0.35, abs=1e-6)
-    torch.testing.assert_close(residual(P, Q), torch.tensor([6 / 7, 0.0, 1 / 7, 0.0]))
+    replacement = residual(P, Q)
+    torch.testing.assert_close(replacement / replacement.sum(), torch.tensor([6 / 7, 0.0, 1 / 7, 0.0]))
 
 
 def output_law(p: Tensor, q: Tensor, w: float, cap: float = INF) -> Tensor:
@@ -114,6 +116,11 @@ def test_rules_carry_the_parameters_of_their_method_only() -> None:
 # -- drawing ------------------------------------------------------------------------------------------------------
 
 
+def and_nothing(q_BNV: Tensor) -> Tensor:
+    """[B, M, V]: behind the drafted tokens there is nothing."""
+    return pad(q_BNV, (0, 0, 0, 1))
+
+
 def assert_law(tokens: Tensor, expected: Tensor) -> None:
     """Chi-square of observed tokens against a law, threshold at the .9999 quantile."""
     counts = torch.bincount(tokens, minlength=len(expected)).double()
@@ -133,7 +140,8 @@ def test_verify_emits_the_exact_law_and_accepts_at_the_exact_rate(w: float, cap:
     p_BMV = P.expand(B, 2, 4)
     x_BN = draw(Q.expand(B, 4), u[:, :1])[:, None]
     rule = Rule(Method.STATIC, w, cap)
-    verdict = verify(p_BMV, Q.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), rule, u[:, 1:2], u[:, 2:4])
+    drafted_B = torch.ones(B, dtype=torch.long)
+    verdict = verify(p_BMV, and_nothing(Q.expand(B, 1, 4)), x_BN, drafted_B, rule, u[:, 1:2], u[:, 2:4])
     assert_law(verdict.tokens_BM[:, 0], output_law(P, Q, w, cap))
     accepted = verdict.accepted_B == 1
     rate = (Q * accept_probability(P, Q, w, cap)).sum().item()
@@ -162,21 +170,19 @@ def test_draw_needs_no_normalised_law() -> None:
 
 def test_a_round_walks_to_the_first_rejection() -> None:
     p_BMV = torch.full((3, 4, 4), 0.25)
-    q_BNV = torch.full((3, 3, 4), 0.25)
+    q_BMV = and_nothing(torch.full((3, 3, 4), 0.25))
+    q_BMV[2, 1:] = 0  # row 2 has drafted one token
     p_BMV[1, 1] = torch.tensor([0.0, 0.5, 0.5, 0.0])  # row 1: its second token, 0, is impossible under p
     x_BN = torch.zeros(3, 3, dtype=torch.long)
     drafted_B = torch.tensor([3, 3, 1])
     u_BN, u_BM = torch.full((3, 3), 0.9), torch.full((3, 4), 0.6)
-    verdict = verify(p_BMV, q_BNV, x_BN, drafted_B, STRICT, u_BN, u_BM)
+    verdict = verify(p_BMV, q_BMV, x_BN, drafted_B, STRICT, u_BN, u_BM)
     assert verdict.accepted_B.tolist() == [3, 1, 1]
     assert verdict.drafted_B.tolist() == [3, 3, 1]
     assert verdict.tokens_BM[1, 1] == 2
     assert verdict.tokens_BM[0].tolist() == [0, 0, 0, 2]
-    assert verdict.q_BM[1, 1] == 0.25
-    assert verdict.p_BM[1, 1] == 0.5
-    assert verdict.tv_BM[1, 1] == 0.5
-    assert verdict.tv_BM[2].tolist() == [0, 0, 0, 0]
-    assert verdict.w_BM[2].tolist() == [1, 1, 1, 1]
+    assert verdict.numbers_BMX[1, 1].tolist() == [0.5, 0.25, 0.5, 1.0]
+    assert verdict.numbers_BMX[2, :2].tolist() == [[0.25, 0.25, 0.0, 1.0], [0.25, 0.0, 0.0, 1.0]]
 
 
 def test_no_draft_is_one_autoregressive_step() -> None:
@@ -192,17 +198,17 @@ def test_no_draft_is_one_autoregressive_step() -> None:
     )
     assert verdict.tokens_BM.tolist() == [[1]]
     assert verdict.accepted_B.tolist() == verdict.drafted_B.tolist() == [0]
-    assert verdict.p_BM.tolist() == [[pytest.approx(0.3)]]
+    assert verdict.numbers_BMX.tolist() == [[[pytest.approx(0.3), 0, 0, 1]]]
 
 
 def test_greedy_rows_follow_the_argmax_of_the_mixture() -> None:
     """w = .9: argmax v is 0 (v = .47, .32, ..); w = .1: it is 1. Row 2 is not greedy and takes its coin."""
-    p_BMV, q_BNV = P.expand(3, 2, 4), Q.expand(3, 1, 4)
+    p_BMV, q_BMV = P.expand(3, 2, 4), and_nothing(Q.expand(3, 1, 4))
     x_BN = torch.tensor([[1], [1], [1]])
     w_BN, coins_BN, u_BM = torch.tensor([[0.9], [0.1], [0.9]]), torch.full((3, 1), 0.5), torch.zeros(3, 2)
     greedy_B = torch.tensor([True, True, False])
     learned = Rule(Method.DIVERSED, None)
-    verdict = verify(p_BMV, q_BNV, x_BN, torch.ones(3, dtype=torch.long), learned, coins_BN, u_BM, greedy_B, w_BN)
+    verdict = verify(p_BMV, q_BMV, x_BN, torch.ones(3, dtype=torch.long), learned, coins_BN, u_BM, greedy_B, w_BN)
     assert verdict.accepted_B.tolist() == [0, 1, 1]
     assert verdict.tokens_BM[0, 0] == 0
     assert verdict.tokens_BM[1].tolist() == [1, 0]  # accepted, then the bonus argmax p
@@ -216,15 +222,14 @@ def test_case_02_a_greedy_draft_has_a_one_hot_law() -> None:
     u = torch.rand(B, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     greedy_V = torch.nn.functional.one_hot(Q.argmax(), 4).float()
     x_BN = Q.argmax().expand(B, 1)
-    verdict = verify(
-        P.expand(B, 2, 4), greedy_V.expand(B, 1, 4), x_BN, torch.ones(B, dtype=torch.long), STRICT, u[:, :1], u[:, 1:]
-    )
+    q_BMV, drafted_B = and_nothing(greedy_V.expand(B, 1, 4)), torch.ones(B, dtype=torch.long)
+    verdict = verify(P.expand(B, 2, 4), q_BMV, x_BN, drafted_B, STRICT, u[:, :1], u[:, 1:])
     assert verdict.accepted_B.double().mean().item() == pytest.approx(0.30, abs=4 * math.sqrt(0.25 / B))
     assert_law(verdict.tokens_BM[:, 0], P)
 
 
 def test_case_05_zero_residual() -> None:
-    """Planted fault: a residual normalised without a fallback gives NaN where p equals q up to rounding."""
+    """Planted fault: a residual without a fallback has no mass to draw from where p equals q up to rounding."""
     p = torch.softmax(torch.randn(1000, 50, generator=torch.Generator().manual_seed(3)), -1)
     q = p * (1 + 1e-7)
     for w in (0.0, 0.5, 1.0):

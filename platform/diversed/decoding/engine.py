@@ -464,14 +464,11 @@ class Engine:
             accepted_B = np.minimum(accepted_B, emitted_B)
 
         self._tokens_SC[self._window(total_B, M)] = tokens_BM
-        numbers: tuple[Tensor, ...] = (verdict.p_BM, verdict.q_BM, verdict.tv_BM, verdict.w_BM)
-        if verdict.audit_BMA is not None:
-            numbers += verdict.audit_BMA.unbind(-1)
-            if len(self._numbers_XST) < len(numbers):
-                more = ((0, len(numbers) - len(self._numbers_XST)), (0, 0), (0, 0))
-                self._numbers_XST = np.pad(self._numbers_XST, more)
-        for number_ST, number_BM in zip(self._numbers_XST, numbers, strict=False):
-            number_ST[at] = number_BM.numpy()
+        numbers_XBM = verdict.numbers_BMX.numpy().transpose(2, 0, 1)
+        X = len(numbers_XBM)
+        if len(self._numbers_XST) < X:
+            self._numbers_XST = np.pad(self._numbers_XST, ((0, X - len(self._numbers_XST)), (0, 0), (0, 0)))
+        self._numbers_XST[:X, *at] = numbers_XBM
         if features_BMD is not None:
             self._keep_features(features_BMD, at)
         round_B = self._round_S[:B]

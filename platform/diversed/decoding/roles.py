@@ -19,7 +19,7 @@ from torch.nn.functional import one_hot, pad
 from transformers.modeling_utils import PreTrainedModel
 
 from diversed.decoding.cache import Array, SlotModel
-from diversed.verification import Rule, Verdict, biased, draw, penalised, sampling_law, verify
+from diversed.verification import Rule, Verdict, biased, draw, is_drafted, penalised, sampling_law, verify
 
 __all__ = [
     "Array",
@@ -124,9 +124,9 @@ class Proposal:
 
     tokens_BN: Tensor
     drafted_B: Tensor  # valid tokens per row: at most its limit, none after an EOS
-    q_BNV: Tensor
+    q_BMV: Tensor  # 0 behind a row's valid tokens; the last position never has one
     hidden_BND: Tensor | None
-    untempered_BNV: Tensor | None = None  # q before temperature and filters, if asked for and another law
+    untempered_BMV: Tensor | None = None  # q before temperature and filters, if asked for and another law
 
     def to(self, device: torch.device) -> "Proposal":
         return self if self.tokens_BN.device == device else _moved(self, device)
@@ -210,17 +210,18 @@ class LocalDrafter(_LocalRole):
         B = len(block.limit_B)
         rows = slice(0, B)
         sampling, u_N = block.sampling.to(device), block.u_BN.to(device).view(B, -1, 1, 1).unbind(1)
-        feed_BK, starts_B = self._on_device(block.tokens_BK), block.starts_B
+        limits = block.limit_B.tolist()
+        N = max(limits)
+        starts_NB = block.starts_B + block.counts_B + np.arange(N - 1)[:, None]  # of the forwards after the first
         tokens: list[Tensor] = []
         laws, hiddens, untempered = [], [], []
         goes_on = set(range(B))  # rows without an EOS
-        for i in range(int(block.limit_B.max())):
+        for i in range(N):
             if i == 0:  # a row's newest token matters; what follows it is padding
-                logits_B1V, hidden_B1D = self.slots.forward_from(rows, feed_BK, starts_B, block.counts_B - 1, 1)
-                starts_B = starts_B + block.counts_B
+                feed_BK = self._on_device(block.tokens_BK)
+                logits_B1V, hidden_B1D = self.slots.forward_from(rows, feed_BK, block.starts_B, block.counts_B - 1, 1)
             else:
-                logits_B1V, hidden_B1D = self.slots.forward(rows, tokens[-1], starts_B)
-                starts_B = starts_B + 1
+                logits_B1V, hidden_B1D = self.slots.forward(rows, tokens[-1], starts_NB[i - 1])
             q_B1V = sampling.law(logits_B1V, tokens)
             x_B1 = draw(q_B1V, u_N[i])
             if sampling.greedy_B is not None:
@@ -242,8 +243,15 @@ class LocalDrafter(_LocalRole):
         if len(goes_on) < B or not self._stops_early:
             drafted_B = _until_end(self.ends_V[x_BN], drafted_B)
         hidden_BND = torch.cat(hiddens, 1) if hiddens else None
-        untempered_BNV = torch.cat(untempered, 1) if untempered else None
-        return Proposal(x_BN, drafted_B, torch.cat(laws, 1), hidden_BND, untempered_BNV)
+        nothing_B1V = torch.zeros_like(laws[0])
+        q_BMV = torch.cat([*laws, nothing_B1V], 1)
+        untempered_BMV = torch.cat([*untempered, nothing_B1V], 1) if untempered else None
+        if not self._stops_early or len(goes_on) < B or min(limits) < N:  # rows may have drafted less than others
+            is_drafted_BM1 = is_drafted(len(laws) + 1, drafted_B)[..., None]
+            q_BMV *= is_drafted_BM1
+            if untempered_BMV is not None:
+                untempered_BMV *= is_drafted_BM1
+        return Proposal(x_BN, drafted_B, q_BMV, hidden_BND, untempered_BMV)
 
 
 class PromptLookup:
@@ -283,7 +291,8 @@ class PromptLookup:
         np.put_along_axis(text_BC, total_B[:, None] + np.arange(width), x_BN, 1)
         tokens_BN = torch.from_numpy(x_BN)
         drafted_B = _until_end(self.ends_V[tokens_BN], torch.from_numpy(limit_B))
-        return Proposal(tokens_BN, drafted_B, one_hot(tokens_BN, self.vocab_size).float(), None)
+        q_BNV = one_hot(tokens_BN, self.vocab_size).float() * is_drafted(width, drafted_B)[..., None]
+        return Proposal(tokens_BN, drafted_B, pad(q_BNV, (0, 0, 0, 1)), None)
 
 
 class LocalTarget(_LocalRole):
@@ -327,8 +336,8 @@ class LocalTarget(_LocalRole):
         p_BMV = sampling.law(logits_BMV, drafted)
         untempered = None
         if self.rule.untempered and proposal is not None and sampling.is_tempered:
-            q0_BNV = proposal.q_BNV if proposal.untempered_BNV is None else proposal.untempered_BNV
-            untempered = (sampling.untempered(logits_BMV, drafted), q0_BNV)
+            q0_BMV = proposal.q_BMV if proposal.untempered_BMV is None else proposal.untempered_BMV
+            untempered = (sampling.untempered(logits_BMV, drafted), q0_BMV)
         features_BMD = None
         if hidden_BMD is not None and proposal is not None and proposal.hidden_BND is not None:
             features_BMD = torch.cat([pad(proposal.hidden_BND, (0, 0, 0, 1)), hidden_BMD], -1)
@@ -337,7 +346,7 @@ class LocalTarget(_LocalRole):
             w_BN = self.weigh(features_BMD[:, :N])
         verdict = verify(
             p_BMV,
-            p_BMV[:, :0] if proposal is None else proposal.q_BNV,
+            p_BMV[:, :0] if proposal is None else proposal.q_BMV,
             x_BN,
             torch.zeros(B, dtype=torch.long, device=device) if proposal is None else proposal.drafted_B,
             self.rule,

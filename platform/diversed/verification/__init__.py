@@ -12,6 +12,7 @@ from diversed.verification.rules import (
     accept_probability,
     audit,
     emitted_law,
+    is_drafted,
     verify,
 )
 
@@ -28,6 +29,7 @@ __all__ = [
     "biased",
     "draw",
     "emitted_law",
+    "is_drafted",
     "penalised",
     "residual",
     "rule_of",

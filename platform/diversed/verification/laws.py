@@ -95,16 +95,16 @@ def draw(law_V: Tensor, u_1: Tensor) -> Tensor:
 
 
 def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:
-    """`TV(p, q) = 0.5 * sum |p - q|` over the last axis."""
-    return (p_V - q_V).abs_().sum(-1).mul_(0.5)
+    """`TV(p, q) = 0.5 * sum |p - q|` over the last axis, as `sum (q - p)+`: the same for two laws, and 0 where q = 0
+    says that there is no other law."""
+    return (q_V - p_V).clamp_min_(0).sum(-1)
 
 
 def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
-    """`norm((p - q)+)`, the replacement law of strict, ensemble and capped verification (method.md 2, 5.5).
+    """`(p - q)+`, the replacement law of strict, ensemble and capped verification (method.md 2, 5.5), not normalised.
 
-    Where the difference vanishes (p equal to q up to rounding, or q = 0 at a bonus position) it is p itself. Not for
+    Where the difference vanishes (p equal to q up to rounding) it is p itself, as it is where q = 0 (a bonus). Not for
     gradients.
     """
     positive_V = (p_V - q_V).clamp_min_(0)
-    mass_1 = positive_V.sum(-1, keepdim=True)
-    return torch.where(mass_1 > torch.finfo(p_V.dtype).tiny, positive_V / mass_1, p_V)
+    return torch.where(positive_V.sum(-1, keepdim=True) > torch.finfo(p_V.dtype).tiny, positive_V, p_V)

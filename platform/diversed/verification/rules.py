@@ -5,8 +5,8 @@ Every method of the family is a point (w, c) of the capped ensemble (method.md 5
     a(x) = 1                                     where q(x) <= p(x)
            min(v(x), c * p(x)) / q(x)            elsewhere,   v = w*p + (1-w)*q
 
-and replace a rejected token by a draw from `norm((p-q)+)`. c = inf gives `1 - w + w*p(x)/q(x)` (DIVERSED, static),
-w = 1 or c = 1 gives strict speculative decoding, w = 0 accepts all. All other rules are in `baselines.py`.
+and replace a rejected token by a draw from `(p-q)+`, normalised. c = inf gives `1 - w + w*p(x)/q(x)` (DIVERSED,
+static), w = 1 or c = 1 gives strict speculative decoding, w = 0 accepts all. All other rules are in `baselines.py`.
 
 Shapes: B rows, N drafted positions, M = N + 1 verified positions (the last one has no draft), V vocabulary.
 p target law, q draft law, v verification law, w weight on the target.
@@ -34,6 +34,7 @@ __all__ = [
     "accept_probability",
     "audit",
     "emitted_law",
+    "is_drafted",
     "verify",
 ]
 
@@ -141,22 +142,22 @@ LARGEST_SQUARE = 4096
 
 @dataclass(slots=True)
 class Verdict:
-    """What one verification decides. Columns past the accepted tokens and the one after them hold no meaning."""
+    """What one verification decides. Columns past the accepted tokens and the one after them hold no meaning.
+
+    numbers_BMX are, of each emitted token: p; q, 0 at a bonus; TV(p, q) at its position, 0 at a bonus; the weight used,
+    1 at a bonus (its law is p); and if they were asked for the numbers of `AUDIT`, at a bonus as for out = p.
+    """
 
     tokens_BM: Tensor  # emitted tokens: the accepted ones, then one replacement or bonus
     accepted_B: Tensor
     drafted_B: Tensor  # tokens that were up for verification
-    p_BM: Tensor  # p of the emitted token
-    q_BM: Tensor  # q of the emitted token; 0 at a bonus
-    tv_BM: Tensor  # TV(p, q) at the position; 0 at a bonus
-    w_BM: Tensor  # weight used; 1 at a bonus (its law is p)
-    audit_BMA: Tensor | None = None  # the numbers of `AUDIT`, if asked for; at a bonus as for out = p
+    numbers_BMX: Tensor
 
     def cpu(self) -> "Verdict":
         """On the CPU, in one transfer: the one time in a round that the host waits for the device."""
         if self.tokens_BM.device.type == "cpu":
             return self
-        values = [value for name in self.__slots__ if (value := getattr(self, name)) is not None]
+        values = [getattr(self, name) for name in self.__slots__]
         flat = torch.cat([value.reshape(-1).double() for value in values]).cpu()  # float64 holds token ids exactly
         parts = flat.split([value.numel() for value in values])
         return Verdict(*(part.to(value.dtype).view(value.shape) for part, value in zip(parts, values, strict=True)))
@@ -227,7 +228,7 @@ def audit(rule: Rule, laws: Laws, token_1: Tensor) -> Tensor:
 
 def verify(
     p_BMV: Tensor,
-    q_BNV: Tensor,
+    q_BMV: Tensor,
     x_BN: Tensor,
     drafted_B: Tensor,
     rule: Rule,
@@ -240,64 +241,67 @@ def verify(
 ) -> Verdict:
     """One round for B rows (method.md 2): accept a prefix of `x`, then emit one replacement or bonus token.
 
-    `drafted_B` <= N tokens of a row are up for verification. `coins_BN` decide acceptance, `u_BM` draws the last
-    token; all uniform in [0, 1). Rows of `greedy_B` take what the rule's `greedy` says, and as bonus `argmax p`.
-    `w_BN` is for a rule whose weight is learned. `untempered` are p_BMV and q_BNV before temperature and filters, where
-    these differ and the rule looks at them. `audited` adds the numbers of `AUDIT`. N = 0 is one autoregressive step.
+    `drafted_B` <= N tokens of a row are up for verification; behind them `q_BMV` is 0, up to the bonus position that
+    nothing is ever drafted for. `coins_BN` decide acceptance, `u_BM` draws the last token; all uniform in [0, 1). Rows
+    of `greedy_B` take what the rule's `greedy` says, and as bonus `argmax p`. `w_BN` is for a rule whose weight is
+    learned. `untempered` are p_BMV and q_BMV before temperature and filters, where these differ and the rule looks at
+    them. `audited` adds the numbers of `AUDIT`. N = 0 is one autoregressive step.
     """
     N = p_BMV.shape[1] - 1
     if N == 0:
         return _autoregressive_step(rule, p_BMV, u_BM, greedy_B, audited)
-    valid_BN = _first_integers(N, p_BMV.device) < drafted_B[:, None]
     weight: Tensor | float = 1.0 if rule.weight is None else rule.weight
     if w_BN is not None:
         weight = w_BN[..., None]
-
-    p_BNV = p_BMV[:, :N]
-    p0_BMV, q0_BNV = untempered or (None, None)
-    laws = Laws(p_BNV, q_BNV, x_BN[..., None], weight, None if p0_BMV is None else p0_BMV[:, :N], q0_BNV)
+    p0_BMV, q0_BMV = untempered or (None, None)
+    laws = Laws(
+        p_BMV[:, :N],
+        q_BMV[:, :N],
+        x_BN[..., None],
+        weight,
+        None if p0_BMV is None else p0_BMV[:, :N],
+        None if q0_BMV is None else q0_BMV[:, :N],
+    )
     accept_BN = coins_BN < rule.accept(laws).squeeze(-1)
     if greedy_B is not None:
         keep_BN, best_BN = (values_BN1.squeeze(-1) for values_BN1 in rule.greedy(laws))
         # Past the drafted tokens the law is p, as after the last of them.
         best_BM = p_BMV.argmax(-1)
-        best_BM[:, :N] = torch.where(valid_BN, best_BN, best_BM[:, :N])
+        best_BM[:, :N] = torch.where(is_drafted(N, drafted_B), best_BN, best_BM[:, :N])
         accept_BN = torch.where(greedy_B[:, None], keep_BN, accept_BN)
-    accepted_B = (accept_BN & valid_BN).cumprod(-1).sum(-1)
+    accepted_B = torch.minimum(accept_BN.cumprod(-1).sum(-1), drafted_B)
 
-    row_B, last_B1 = _first_integers(p_BMV.shape[0], p_BMV.device), accepted_B[:, None]
-    at_B, is_drafted_B1 = accepted_B.clamp_max(N - 1), last_B1 < drafted_B[:, None]
+    at, last_B1 = (_first_integers(p_BMV.shape[0], p_BMV.device), accepted_B), accepted_B[:, None]
     # q = 0 after the last drafted token: what replaces it is drawn from p, which is the bonus token's law.
     last = Laws(
-        p_BMV[row_B, accepted_B],
-        q_BNV[row_B, at_B] * is_drafted_B1,
-        x_BN[row_B, at_B][:, None] if rule.replaces_by_token else x_BN[:, :1],
-        untempered_p=None if p0_BMV is None else p0_BMV[row_B, accepted_B],
-        untempered_q=None if q0_BNV is None else q0_BNV[row_B, at_B] * is_drafted_B1,
+        p_BMV[at],
+        q_BMV[at],
+        x_BN.gather(1, last_B1.clamp_max(N - 1)) if rule.replaces_by_token else x_BN[:, :1],
+        untempered_p=None if p0_BMV is None else p0_BMV[at],
+        untempered_q=None if q0_BMV is None else q0_BMV[at],
     )
     last_token_B1 = draw(rule.replacement(last), u_BM.gather(1, last_B1))[:, None]
     if greedy_B is not None:
         last_token_B1 = torch.where(greedy_B[:, None], best_BM.gather(1, last_B1), last_token_B1)
     tokens_BM = torch.cat([x_BN, last_token_B1], 1).scatter_(1, last_B1, last_token_B1)
     index_BM1 = tokens_BM[..., None]
-    audit_BMA = None
+    numbers = [
+        p_BMV.gather(-1, index_BM1),
+        q_BMV.gather(-1, index_BM1),
+        total_variation(p_BMV, q_BMV)[..., None],
+        _weights(weight, drafted_B, N),
+    ]
     if audited:
-        bonus_BMA = audit(STRICT, Laws(p_BMV, p_BMV, index_BM1), index_BM1)
+        audit_BMA = audit(STRICT, Laws(p_BMV, p_BMV, index_BM1), index_BM1)
         judged_BNA = audit(rule, laws, index_BM1[:, :N])
-        audit_BMA = bonus_BMA
-        audit_BMA[:, :N] = torch.where(valid_BN[..., None], judged_BNA, bonus_BMA[:, :N])
-    numbers_2BN = torch.stack([q_BNV.gather(-1, index_BM1[:, :N]).squeeze(-1), total_variation(p_BNV, q_BNV)])
-    q_BM, tv_BM = pad(numbers_2BN.mul_(valid_BN), (0, 1)).unbind()
-    return Verdict(
-        tokens_BM=tokens_BM,
-        accepted_B=accepted_B,
-        drafted_B=drafted_B,
-        p_BM=p_BMV.gather(-1, index_BM1).squeeze(-1),
-        q_BM=q_BM,
-        tv_BM=tv_BM,
-        w_BM=_weights(weight if w_BN is None else w_BN, valid_BN),
-        audit_BMA=audit_BMA,
-    )
+        audit_BMA[:, :N] = torch.where(is_drafted(N, drafted_B)[..., None], judged_BNA, audit_BMA[:, :N])
+        numbers.append(audit_BMA)
+    return Verdict(tokens_BM, accepted_B, drafted_B, torch.cat(numbers, -1))
+
+
+def is_drafted(N: int, drafted_B: Tensor) -> Tensor:
+    """Which of N positions hold a token that is up for verification, [B, N]."""
+    return _first_integers(N, drafted_B.device) < drafted_B[:, None]
 
 
 @cache
@@ -307,11 +311,19 @@ def _first_integers(count: int, device: torch.device) -> Tensor:
         return torch.arange(count, device=device)
 
 
-def _weights(weight: Tensor | float, valid_BN: Tensor) -> Tensor:
-    """What was used at each position, [B, M]: 1 where nothing was drafted."""
-    if isinstance(weight, float) and weight == 1:
-        return valid_BN.new_ones(valid_BN.shape[0], valid_BN.shape[1] + 1, dtype=torch.float32)
-    return pad(torch.where(valid_BN, weight, 1.0), (0, 1), value=1.0)
+@cache
+def _ones(B: int, M: int, device: torch.device) -> Tensor:
+    """[B, M, 1]: read only."""
+    with torch.inference_mode(mode=False):
+        return torch.ones(B, M, 1, device=device)
+
+
+def _weights(weight: Tensor | float, drafted_B: Tensor, N: int) -> Tensor:
+    """What was used at each position, [B, M, 1]: 1 where nothing was drafted."""
+    ones_BM1 = _ones(len(drafted_B), N + 1, drafted_B.device)
+    if isinstance(weight, float):
+        return ones_BM1 if weight == 1 else torch.where(is_drafted(N + 1, drafted_B)[..., None], weight, ones_BM1)
+    return pad(torch.where(is_drafted(N, drafted_B)[..., None], weight, 1.0), (0, 0, 0, 1), value=1.0)
 
 
 def _autoregressive_step(rule: Rule, p_BMV: Tensor, u_BM: Tensor, greedy_B: Tensor | None, audited: bool) -> Verdict:
@@ -320,16 +332,10 @@ def _autoregressive_step(rule: Rule, p_BMV: Tensor, u_BM: Tensor, greedy_B: Tens
     token_B = draw(law_BMV[:, 0], u_BM[:, :1])
     if greedy_B is not None:
         token_B = torch.where(greedy_B, p_BMV[:, 0].argmax(-1), token_B)
-    zero_B1 = torch.zeros_like(p_BMV[..., 0])
-    token_B11 = token_B[:, None, None]
-    return Verdict(
-        tokens_BM=token_B[:, None],
-        accepted_B=torch.zeros_like(token_B),
-        drafted_B=torch.zeros_like(token_B),
-        p_BM=p_BMV[:, 0].gather(-1, token_B[:, None]),
-        q_BM=zero_B1,
-        tv_BM=zero_B1,
-        w_BM=zero_B1 + 1,
-        # The law itself is what is emitted: as if it had been drafted, and nothing rejected.
-        audit_BMA=audit(DRAFT_ONLY, Laws(p_BMV, law_BMV, token_B11, 0.0), token_B11) if audited else None,
-    )
+    token_B11, none_B = token_B[:, None, None], torch.zeros_like(token_B)
+    p_B11 = p_BMV.gather(-1, token_B11)
+    zero_B11 = torch.zeros_like(p_B11)
+    numbers = [p_B11, zero_B11, zero_B11, _ones(len(token_B), 1, token_B.device)]
+    if audited:  # the law itself is what is emitted: as if it had been drafted, and nothing rejected
+        numbers.append(audit(DRAFT_ONLY, Laws(p_BMV, law_BMV, token_B11, 0.0), token_B11))
+    return Verdict(token_B[:, None], none_B, none_B, torch.cat(numbers, -1))
