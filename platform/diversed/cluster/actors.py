@@ -98,6 +98,7 @@ class _ModelActor(Generic[RoleT]):
     def reserve(self, role: int, slots: int, capacity: int) -> None:
         self.roles[role].reserve(slots, capacity)
 
+    @torch.inference_mode()
     def prefill(self, role: int, rows: slice, tokens_BK: Array, start: int) -> None:
         self.roles[role].prefill(rows, tokens_BK, start)
 
@@ -120,6 +121,7 @@ class DraftActor(_ModelActor[LocalDrafter]):
             self.model, pair.vocab_size, pair.eos_ids, hidden, pair.draft_words_K, pair.compiled, untempered
         )
 
+    @torch.inference_mode()
     def propose(self, role: int, block: DraftInput, *_before: None) -> Proposal:
         return self.roles[role].propose(block).to(torch.device("cpu"))
 
@@ -137,6 +139,7 @@ class TargetActor(_ModelActor[LocalTarget]):
         head: Weigh = ray.cloudpickle.loads(pickled)
         self.roles[role].weigh = head.to(self.pair.device) if isinstance(head, nn.Module) else head
 
+    @torch.inference_mode()
     def verify(
         self, role: int, block: VerifyInput, proposal: Proposal | None, *_before: None
     ) -> tuple[Verdict, Tensor | None]:

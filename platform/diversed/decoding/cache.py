@@ -259,7 +259,7 @@ class SlotModel:
         N = tokens_BN.shape[1]
         if width == N:
             return self.forward(rows, tokens_BN, starts_B)
-        earliest = int(first_B.min())  # the LM head, which may dominate, skips what no row needs
+        earliest = min(first_B.tolist())  # the LM head, which may dominate, skips what no row needs
         logits_BNV, hidden_BND = self.forward(rows, tokens_BN, starts_B, keep=N - earliest)
         if N - earliest == width:
             return logits_BNV, hidden_BND

@@ -98,6 +98,7 @@ def profile_costs(pair: Pair, draft_lengths: Iterable[int], folder: Path) -> Cos
     return costs
 
 
+@torch.inference_mode()
 def _measure(pair: Pair, lengths: Sequence[int], device: str) -> Costs:
     drafter = LocalDrafter(pair.draft, pair.vocab_size, (), False, pair.draft_words_K, pair.compiled)
     target = LocalTarget(pair.target, pair.vocab_size, Rule(Method.STRICT, 1.0), None, False, pair.compiled)

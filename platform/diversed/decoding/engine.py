@@ -10,7 +10,8 @@ Noise is indexed by (request, output position, purpose): draft draw, acceptance 
 of positions after a rejection were not looked at by anything emitted, so reading them again at the redraft is exact,
 and a row's tokens depend neither on its neighbours nor on where the roles run, nor on being started twice.
 
-The loop's own books are NumPy arrays, whose small operations cost a fraction of a tensor's.
+The loop's own books are NumPy arrays, whose small operations cost a fraction of a tensor's; a list's maximum costs a
+fraction of theirs.
 
 Shapes: S slots, B active rows, C positions of a row, T output positions, N drafted, M = N + 1, K unread tokens.
 """
@@ -250,13 +251,17 @@ class Engine:
         slots = slice(self._joining_at, self._joining_at + len(lengths_R))
         stop = min(self._joining_read + max(PREFILL_TOKENS // len(lengths_R), 1), longest - 1)
         if stop > self._joining_read:  # the last token is read in the first round, where its logits are needed
-            self.target.prefill(slots, self._tokens_SC[slots, self._joining_read : stop], self._joining_read)
-            draft_stop = min(stop, self._draft_context)
-            if self.drafter is not None and draft_stop > self._joining_read:
-                self.drafter.prefill(slots, self._tokens_SC[slots, self._joining_read : draft_stop], self._joining_read)
+            self._prefill(self.target, slots, stop)
+            if self.drafter is not None:
+                self._prefill(self.drafter, slots, min(stop, self._draft_context))
             self._joining_read = stop
         if stop == longest - 1:
             self._activate(1)
+
+    @torch.inference_mode()
+    def _prefill(self, role: Drafter | Target, slots: slice, stop: int) -> None:
+        if stop > self._joining_read:
+            role.prefill(slots, self._tokens_SC[slots, self._joining_read : stop], self._joining_read)
 
     def _begin(self) -> None:
         """Reserve slots for waiting requests, and write them down there."""
@@ -376,7 +381,7 @@ class Engine:
         total_B = self._total_S[:B]
         limit_B = np.minimum(self._end_S[:B] - total_B - 1, self.draft_length)
         read_B = self._draft_read_S[:B]
-        if total_B.max() + self.draft_length > self._draft_context:  # rows beyond what it holds get no more drafts
+        if max(total_B.tolist()) + self.draft_length > self._draft_context:  # what is beyond it gets no more drafts
             is_out_B = total_B >= self._draft_context
             limit_B = np.where(is_out_B, 0, np.minimum(limit_B, self._draft_context - total_B))
             # Such a row feeds its last token to a place that is never looked at.
@@ -386,37 +391,24 @@ class Engine:
                 self._warn_of_context()
         else:
             count_B = total_B - read_B
-        N = int(limit_B.max())
+        N = max(limit_B.tolist())
         at_B = total_B - self._prompt_S[:B]
         u_BM, coins_BM, last_BM = torch.from_numpy(self._noise_3ST[:, *self._window(at_B, N + 1)].copy()).unbind()
         sampling = self._sampling_now()
-        proposal = None
-        if N > 0 and self.drafter is not None:
-            block = DraftInput(
-                self._unread(total_B - count_B, count_B),
-                count_B,
-                read_B,
-                limit_B,
-                u_BM,
-                sampling,
-            )
-            proposal = self.drafter.propose(block)
-        read_B = self._target_read_S[:B]
-        count_B = total_B - read_B
-        verify = VerifyInput(
-            self._unread(read_B, count_B),
-            count_B,
-            read_B,
-            coins_BM,
-            last_BM,
-            sampling,
-            self._audited,
-        )
-        verdict, features_BMD = self.target.verify(verify, proposal)
+        with torch.inference_mode():
+            proposal = None
+            if N > 0 and self.drafter is not None:
+                unread_BK = self._unread(total_B - count_B, count_B)
+                proposal = self.drafter.propose(DraftInput(unread_BK, count_B, read_B, limit_B, u_BM, sampling))
+            read_B = self._target_read_S[:B]
+            count_B = total_B - read_B
+            unread_BK = self._unread(read_B, count_B)
+            block = VerifyInput(unread_BK, count_B, read_B, coins_BM, last_BM, sampling, self._audited)
+            verdict, features_BMD = self.target.verify(block, proposal)
         ended_B = self._emit(verdict, features_BMD, at_B)
-        if not ended_B.any():
+        ended = [row for row, is_ended in enumerate(ended_B.tolist()) if is_ended]
+        if not ended:
             return []
-        ended: list[int] = np.flatnonzero(ended_B).tolist()
         answers: list[tuple[int, Answer]] = [(self._rows[row][0], self._generation(row)) for row in ended]
         for row in reversed(ended):
             self._remove(row)
@@ -427,7 +419,7 @@ class Engine:
 
     def _unread(self, first_B: Array, count_B: Array) -> Array:
         """`count_B` tokens of each row from position `first_B` on, right padded, [B, K]."""
-        K = int(count_B.max())
+        K: int = max(count_B.tolist())
         if K == 1 or len(first_B) == 1:
             read_BK: Array = self._tokens_SC[self._window(first_B, K)].copy()
             return read_BK

@@ -2,7 +2,7 @@
 
 `Drafter` proposes, `Target` scores and judges. The loop (`engine.py`) sees only the protocols: what `propose` returns
 is handed to `verify` unopened, so a drafter in a Ray actor may return an object reference. Roles keep caches and
-nothing else; lengths, tokens and noise live in the loop and come with each call.
+nothing else; lengths, tokens and noise live in the loop and come with each call. Callers are in inference mode.
 
 Shapes: B active rows (slots 0..B-1), K tokens a role has not read yet, N drafted tokens, M = N + 1, X tokens drafted
 so far, V vocabulary, D hidden size, L longest history. Messages are NumPy arrays and CPU tensors.
@@ -168,7 +168,6 @@ class _LocalRole:
     def reserve(self, slots: int, capacity: int) -> None:
         self.slots.cache.reserve(slots, capacity)
 
-    @torch.inference_mode()
     def prefill(self, rows: slice, tokens_BK: Array, start: int) -> None:
         """Read a piece of prompts (right padded) into `rows` from position `start`."""
         self.slots.forward(rows, self._on_device(tokens_BK), np.full(len(tokens_BK), start), keep=1)
@@ -204,7 +203,6 @@ class LocalDrafter(_LocalRole):
         self._stops_early = bool(eos_ids) and self.slots.device.type == "cpu"
         self._eos_ids = frozenset(eos_ids)
 
-    @torch.inference_mode()
     def propose(self, block: DraftInput) -> Proposal:
         device = self.slots.device
         B = len(block.limit_B)
@@ -312,7 +310,6 @@ class LocalTarget(_LocalRole):
         super().__init__(SlotModel(model, vocab_size, None, wants_hidden, compiled))
         self.rule, self.weigh, self.collect = rule, weigh, collect
 
-    @torch.inference_mode()
     def verify(self, block: VerifyInput, proposal: Proposal | None) -> tuple[Verdict, Tensor | None]:
         """`proposal` None is one autoregressive step."""
         device = self.slots.device

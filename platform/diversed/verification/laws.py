@@ -53,12 +53,11 @@ def sampling_law(
     at temperature 1 (`mixture-argmax`: greedy rows compare soft laws and take an argmax). `temperature_B` 1, `top_k_B`
     0, `top_p_B` 1 and `min_p_B` 0 leave a row alone; None leaves all rows alone and costs nothing.
     """
-    logits_BNV = logits_BNV.float()
     if temperature_B is not None:
-        logits_BNV = logits_BNV / torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
+        logits_BNV = logits_BNV.float() / torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
     if top_k_B is not None or top_p_B is not None:
-        logits_BNV = _filtered(logits_BNV, top_k_B, top_p_B)
-    law_BNV = logits_BNV.softmax(-1)
+        logits_BNV = _filtered(logits_BNV.float(), top_k_B, top_p_B)
+    law_BNV = logits_BNV.softmax(-1, dtype=torch.float32)
     if min_p_B is None:
         return law_BNV
     floor_BN1 = min_p_B.to(torch.float32)[:, None, None] * law_BNV.amax(-1, keepdim=True)
