@@ -102,7 +102,7 @@ class Engine:
         self._draft_read_S = np.zeros(self.slots, dtype=np.int64)  # of these, in the drafter's cache
         self._target_read_S = np.zeros(self.slots, dtype=np.int64)
         self._round_S = np.zeros(self.slots, dtype=np.int64)
-        self._is_stopped_S = np.zeros(self.slots, dtype=bool)  # in this round
+        self._one_S = np.ones(self.slots, dtype=np.int64)
         self._row_S1 = np.arange(self.slots)[:, None]
 
     # -- what callers use ----------------------------------------------------------------------------------------
@@ -443,15 +443,17 @@ class Engine:
         B, M = tokens_BM.shape
         total_B = self._total_S[:B]
         at = self._window(at_B, M)
-        emitted_B, stopped_B = accepted_B + 1, self._is_stopped_S[:B]
-        stopped_B[:] = False
+        one_B = self._one_S[:B]  # adding 1 itself costs thrice as much
+        emitted_B = accepted_B + one_B
+        stopped_B: Flags | None = None
         if not self._eos_ids.isdisjoint(tokens_BM.ravel().tolist()):
             is_end_BM = self._is_end_V[tokens_BM]
             is_end_BM &= np.arange(M) < emitted_B[:, None]
-            stopped_B |= is_end_BM.any(1)
+            stopped_B = is_end_BM.any(1)
             emitted_B = np.where(stopped_B, is_end_BM.argmax(1) + 1, emitted_B)
             accepted_B = np.minimum(accepted_B, emitted_B)
         if self._finders:
+            stopped_B = np.zeros(B, dtype=bool) if stopped_B is None else stopped_B
             self._find_stops(tokens_BM, emitted_B, stopped_B)
             accepted_B = np.minimum(accepted_B, emitted_B)
 
@@ -467,14 +469,14 @@ class Engine:
         at_round = self._window(round_B, 1)
         self._rounds_2ST[0][at_round] = accepted_B[:, None]
         self._rounds_2ST[1][at_round] = drafted_B[:, None]
-        round_B += 1
+        round_B += one_B
         # The drafter has read all drafted tokens but the last; of these, the accepted ones stay.
         if M > 1:
             self._draft_read_S[:B] = total_B + np.minimum(accepted_B, M - 2)
         total_B += emitted_B
-        self._target_read_S[:B] = total_B - 1
-        ended_B: Flags = stopped_B | (total_B >= self._end_S[:B])
-        return ended_B
+        self._target_read_S[:B] = total_B - one_B
+        ended_B: Flags = total_B >= self._end_S[:B]
+        return ended_B if stopped_B is None else ended_B | stopped_B
 
     def _find_stops(self, tokens_BM: Array, emitted_B: Array, stopped_B: Flags) -> None:
         """End rows at the token that completes one of their stop texts, in place."""

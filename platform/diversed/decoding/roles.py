@@ -10,6 +10,7 @@ so far, V vocabulary, D hidden size, L longest history. Messages are NumPy array
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -241,7 +242,7 @@ class LocalDrafter(_LocalRole):
         if len(goes_on) < B or not self._stops_early:
             drafted_B = _until_end(self.ends_V[x_BN], drafted_B)
         hidden_BND = torch.cat(hiddens, 1) if hiddens else None
-        nothing_B1V = torch.zeros_like(laws[0])
+        nothing_B1V = _zeros(B, self.slots.vocab_size, device)
         q_BMV = torch.cat([*laws, nothing_B1V], 1)
         untempered_BMV = torch.cat([*untempered, nothing_B1V], 1) if untempered else None
         if not self._stops_early or len(goes_on) < B or min(limits) < N:  # rows may have drafted less than others
@@ -372,6 +373,13 @@ def _table(ids: Sequence[int], vocab_size: int, device: torch.device) -> Tensor:
     table_V = torch.zeros(vocab_size, dtype=torch.bool, device=device)
     table_V[[token for token in ids if token < vocab_size]] = True
     return table_V
+
+
+@cache
+def _zeros(B: int, V: int, device: torch.device) -> Tensor:
+    """[B, 1, V]: read only."""
+    with torch.inference_mode(mode=False):
+        return torch.zeros(B, 1, V, device=device)
 
 
 def _until_end(is_end_BN: Tensor, limit_B: Tensor) -> Tensor:

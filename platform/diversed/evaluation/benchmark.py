@@ -46,13 +46,15 @@ NOTE = "absolute numbers (seconds, per second) are worth nothing on another mach
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One timed turn: seconds, and what was done in them."""
+    """One timed turn: seconds, and what was done in them. `whole` are, of a floor, the seconds of the generation above
+    it."""
 
     seconds: float
     tally: Tally = NOTHING
+    whole: float = 0.0
 
     def __add__(self, other: "Sample") -> "Sample":
-        return Sample(self.seconds + other.seconds, self.tally + other.tally)
+        return Sample(self.seconds + other.seconds, self.tally + other.tally, self.whole + other.whole)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from torch import Tensor
 
 __all__ = ["biased", "draw", "penalised", "residual", "sampling_law", "total_variation"]
 
+TINY = torch.finfo(torch.float32).tiny
+
 
 def biased(logits_BNV: Tensor, tokens_BK: Tensor, bias_BK: Tensor) -> Tensor:
     """Logits with `bias_BK` added at `tokens_BK`; -inf bans a token. A row with fewer biases has zeros."""
@@ -90,7 +92,7 @@ def draw(law_V: Tensor, u_1: Tensor) -> Tensor:
     exceeds the point lies on the support. A float32 sum over a large vocabulary would also bias rare tokens.
     """
     cumulative_V = law_V.cumsum(-1, dtype=torch.float64)
-    return torch.searchsorted(cumulative_V, u_1 * cumulative_V.narrow(-1, -1, 1), right=True).squeeze(-1)
+    return torch.searchsorted(cumulative_V, u_1 * cumulative_V[..., -1:], right=True).squeeze(-1)
 
 
 def total_variation(p_V: Tensor, q_V: Tensor) -> Tensor:
@@ -106,4 +108,4 @@ def residual(p_V: Tensor, q_V: Tensor) -> Tensor:
     gradients.
     """
     positive_V = (p_V - q_V).clamp_min_(0)
-    return torch.where(positive_V.sum(-1, keepdim=True) > torch.finfo(p_V.dtype).tiny, positive_V, p_V)
+    return torch.where(positive_V.sum(-1, keepdim=True) > TINY, positive_V, p_V)
